@@ -22,6 +22,7 @@ from headway_client.options import (
     AnswerQuestionOptions,
     CaptionImageOptions,
     ChatOptions,
+    ClassifyAudioOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -72,6 +73,7 @@ from headway_client.requests import (
 from headway_client.results import (
     AliasList,
     Answer,
+    AudioClassification,
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
@@ -304,6 +306,13 @@ class AsyncClient:
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, given as bytes or by path."""
         return await self._send(requests.classify_image(images, **options), timeout_s)
+
+    @spell_out
+    async def classify_audio(
+        self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[ClassifyAudioOptions]
+    ) -> Answer[AudioClassification]:
+        """Returns the labels of every audio, the most likely first."""
+        return await self._send(requests.classify_audio(audios, **options), timeout_s)
 
     @spell_out
     async def detect_objects(

@@ -16,6 +16,7 @@ from headway_client.options import (
     AnswerQuestionOptions,
     CaptionImageOptions,
     ChatOptions,
+    ClassifyAudioOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -66,6 +67,7 @@ from headway_client.requests import (
 from headway_client.results import (
     AliasList,
     Answer,
+    AudioClassification,
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
@@ -305,6 +307,13 @@ class Client:
     ) -> Answer[ImageClassification]:
         """Returns the most likely labels of every image, given as bytes or by path."""
         return self._send(requests.classify_image(images, **options), timeout_s)
+
+    @spell_out
+    def classify_audio(
+        self, audios: Audios, *, timeout_s: float | None = None, **options: Unpack[ClassifyAudioOptions]
+    ) -> Answer[AudioClassification]:
+        """Returns the labels of every audio, the most likely first."""
+        return self._send(requests.classify_audio(audios, **options), timeout_s)
 
     @spell_out
     def detect_objects(

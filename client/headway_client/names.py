@@ -43,7 +43,7 @@ from headway_client.options import (
     Tool,
     ToolChoice,
 )
-from headway_client.requests import ChatMessage, Role, SegmentPrompt
+from headway_client.requests import ChatMessage, Picture, Role, SegmentPrompt
 from headway_client.results import (
     Alias,
     AliasList,
@@ -51,6 +51,7 @@ from headway_client.results import (
     Answer,
     Attention,
     AttentionMap,
+    AudioClassification,
     Box,
     BundleList,
     BundleState,
@@ -99,6 +100,7 @@ from headway_client.results import (
     SpeechHypothesis,
     SpeechSegment,
     SpeechTranscript,
+    SpeechWord,
     SynthesizedSpeech,
     TextClassification,
     TextDelta,
@@ -140,6 +142,7 @@ __all__ = [
     "Attention",
     "AttentionMap",
     "AttentionSummary",
+    "AudioClassification",
     "AudioFormat",
     "Box",
     "BundleList",
@@ -194,6 +197,7 @@ __all__ = [
     "Page",
     "PermissionDeniedError",
     "PhraseConstraints",
+    "Picture",
     "PreparedImage",
     "PromptMasks",
     "ProtocolError",
@@ -219,6 +223,7 @@ __all__ = [
     "SpeechStream",
     "SpeechTask",
     "SpeechTranscript",
+    "SpeechWord",
     "StreamNotFinishedError",
     "SynthesizedSpeech",
     "TensorAnswer",

@@ -400,6 +400,13 @@ class ClassifyImageOptions(ModelOptions, total=False):
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
+class ClassifyAudioOptions(ModelOptions, total=False):
+    """Options of ClassifyAudio."""
+
+    top_k: Annotated[int | None, "Labels to return for each audio, the most likely first. Default: all."]
+    truncate: Annotated[bool, "Cut longer audio than the model reads. Default: refuse it."]
+
+
 class DetectObjectsOptions(ModelOptions, total=False):
     """Options of DetectObjects."""
 

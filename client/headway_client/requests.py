@@ -25,6 +25,7 @@ from grpc_health.v1 import health_pb2
 
 from headway.oip import grpc_predict_v2_pb2 as oip_pb
 from headway.v1 import (
+    audio_classification_service_pb2,
     caption_service_pb2,
     common_pb2,
     embedding_service_pb2,
@@ -51,6 +52,7 @@ from headway_client.options import (
     AudioFormat,
     CaptionImageOptions,
     ChatOptions,
+    ClassifyAudioOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -96,6 +98,7 @@ from headway_client.options import (
 from headway_client.results import (
     AliasList,
     Answer,
+    AudioClassification,
     BundleList,
     BundleStatus,
     EmbeddingAnswer,
@@ -152,6 +155,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         inspection_pb2,
         mask_filling_service_pb2,
         model_service_pb2,
+        audio_classification_service_pb2,
         object_detection_service_pb2,
         question_answering_service_pb2,
         ranking_service_pb2,
@@ -197,11 +201,19 @@ class Role(StrEnum):
     TOOL = "tool"
 
 
+class Picture(NamedTuple):
+    """An image of a turn: an encoded one, the path of a file, or the id of a prepared one."""
+
+    image: bytes | str | os.PathLike[str] = b""
+    image_id: str = ""
+
+
 class ChatMessage(NamedTuple):
     """One turn of a conversation."""
 
     role: Role
-    content: str
+    content: str | Sequence[str | Picture]
+    """A text, or texts and pictures in their order, for models that read images."""
     reasoning: str = ""
     """Reasoning of the assistant before the content, as in `GeneratedText.reasoning`."""
     tool_calls: Sequence[ToolCall] = ()
@@ -527,6 +539,14 @@ def classify_image(images: Images = (), **options: Unpack[ClassifyImageOptions])
     values = _values(ClassifyImageOptions, options, images=contents)
     count = len(contents) + _take_ids(values)
     return _unary("ClassifyImage", values, ImageClassification, count)
+
+
+def classify_audio(audios: Audios, **options: Unpack[ClassifyAudioOptions]) -> Call[Answer[AudioClassification]]:
+    """ClassifyAudio."""
+    contents = _as_images("audios", audios)
+    return _unary(
+        "ClassifyAudio", _values(ClassifyAudioOptions, options, audios=contents), AudioClassification, len(contents)
+    )
 
 
 def detect_objects(images: Images = (), **options: Unpack[DetectObjectsOptions]) -> Call[Answer[ObjectDetection]]:
@@ -1102,17 +1122,32 @@ def _as_message(name: str, value: object) -> generation_pb2.ChatMessage:
     if not isinstance(value, tuple) or not 2 <= len(value) <= len(ChatMessage._fields):
         raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
     role, content, reasoning, tool_calls, tool_call_id = ChatMessage(*value)
-    if not all(isinstance(part, str) for part in (role, content, reasoning, tool_call_id)):
+    if not all(isinstance(part, str) for part in (role, reasoning, tool_call_id)):
         raise TypeError(f"{name}: a pair of role and content is needed, got {type(value).__name__}")
+    if not isinstance(content, str) and not _is_list(content):
+        raise TypeError(f"{name}: the content is a str, or a sequence of these and pictures")
     if role not in set(Role):
         raise ValueError(f"{name}: the role is {role!r}; must be one of {', '.join(Role)}")
     return generation_pb2.ChatMessage(
         role=generation_pb2.Role.Value(f"ROLE_{Role(role).name}"),
-        content=content,
+        content=content if isinstance(content, str) else "",
+        parts=[] if isinstance(content, str) else [_as_part(name, part) for part in content],
         reasoning=reasoning,
         tool_calls=[_as_tool_call(f"{name}.tool_calls[{index}]", call) for index, call in enumerate(tool_calls)],
         tool_call_id=tool_call_id,
     )
+
+
+def _as_part(name: str, part: object) -> generation_pb2.ContentPart:
+    """Makes a part of a turn; a file is read."""
+    if isinstance(part, str):
+        return generation_pb2.ContentPart(text=part)
+    if not isinstance(part, Picture):
+        raise TypeError(f"{name}: a part is a str or a Picture, got {type(part).__name__}")
+    if part.image_id:
+        return generation_pb2.ContentPart(image_id=part.image_id)
+    image = _as_image(name, part.image)
+    return generation_pb2.ContentPart(image=image.read_bytes() if isinstance(image, Path) else image)
 
 
 def _as_tool_call(name: str, value: object) -> generation_pb2.ToolCall:

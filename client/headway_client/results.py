@@ -231,6 +231,16 @@ class GeneratedText:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechWord:
+    """A word of a transcript."""
+
+    text: str
+    start_seconds: float
+    """Start, from the beginning of the audio."""
+    end_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechSegment:
     """A part of a transcript."""
 
@@ -242,7 +252,9 @@ class SpeechSegment:
     token_ids: tuple[int, ...]
     """Tokens of the segment, timestamp tokens included."""
     mean_log_probability: float
-    """Mean log-probability of its window's tokens."""
+    """Mean log-probability of its window's tokens; of a model without a decoder, of the segment's frames."""
+    words: tuple[SpeechWord, ...] = ()
+    """Its words with their times, of a model without a decoder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,6 +457,16 @@ class ImageClassification:
     labels: tuple[LabelScore, ...]
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class AudioClassification:
+    """The labels of an audio, the most likely first."""
+
+    labels: tuple[LabelScore, ...]
+    duration_seconds: float
+    truncated: bool
+    """True if the model has read the beginning of the audio alone."""
 
 
 @dataclass(frozen=True, slots=True)

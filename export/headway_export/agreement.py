@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.special import expit, logit, ndtri, stdtrit
 
-from headway_export.candidate import Candidate, open_sources
+from headway_export.candidate import Candidate, media_of, open_sources
 from headway_export.errors import ParityError
 from headway_export.given import flag_of
 from headway_export.inputs import DecoderText, Drawn, Inputs
@@ -242,15 +242,19 @@ def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterato
     encoded = candidate.encode([one] for one in sources.values()) if has_encoder else []
     of_source = dict(zip(sources, encoded, strict=has_encoder))
     longest = max(len(text.token_ids) for text in texts)
+    shown = [text.images for text in texts if text.images is not None]
+    embedded = iter(candidate.embed_tiles(shown) if shown else ())
     runner = candidate.open_decoder(1, max_length=longest, sources=[one for (one,) in encoded])
     for number, text in enumerate(texts):
         if has_encoder:
             open_sources(runner, of_source[id(text.source)])
+        media = None if text.images is None else media_of(source, text.token_ids, text.images, next(embedded))
         for start in range(0, len(text.token_ids), runner.prefill_chunk):
             ids = text.token_ids[start : start + runner.prefill_chunk]
             # `score` begins a state without positions anew, which the source has filled.
             has_begun = has_encoder and not runner.keeps_positions
-            logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start)
+            given = None if media is None else media.between(start, start + len(ids))
+            logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start, media=given)
             skipped = max(0, text.num_given - 1 - start)
             if skipped >= len(logits):
                 continue

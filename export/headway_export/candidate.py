@@ -18,16 +18,18 @@ from headway_export.errors import SourceError
 from headway_export.source import EvaluationData, ExportSource
 from headway_export.spool import spooled
 from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Bundle, Precision, Variant
+from headway_server.bundles import IMAGE_EMBEDDINGS, Bundle, Precision, Variant
 from headway_server.bundles.chain import DECODING_AXES, chain_width, verifying_axes
-from headway_server.decoding.interfaces import EncoderInput
+from headway_server.decoding.interfaces import EncoderInput, PromptMedia
 from headway_server.decoding.runner.decoder import DecoderRunner, slot_sizes
 from headway_server.decoding.runner.encoder import CrossTensors, EncoderRunner
 from headway_server.decoding.runner.state import SlotState, fixed_size
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
+from headway_server.preprocessing.tiles import Grid
 from headway_server.runtime import Runtime, Session, give_back_memory
+from headway_server.tasks.prompt_images import grid_offsets
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
@@ -108,6 +110,14 @@ class Candidate:
         encoder = self.open_encoder()
         return [encode_sources(encoder, batch, self.bundle.path) for batch in batches]
 
+    def embed_tiles(self, images: Sequence[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        """Embeds the tiles of prompts' images, (N, 3, height, width) each, one tile after another: (N, M, D) each."""
+        graph = BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["image_encoder"]))
+        return [
+            np.stack([run_batch(graph, [{"pixel_values": tile}])[0][IMAGE_EMBEDDINGS] for tile in tiles])
+            for tiles in images
+        ]
+
     def open_attention(self) -> BatchGraph:
         """Opens the graph of the attention weights."""
         return BatchGraph(self.runtime.open(self.bundle, self.variant.graphs["attention"]))
@@ -115,7 +125,7 @@ class Candidate:
     def open_stateless(self) -> BatchGraph:
         """Opens the graph of a model without state."""
         session = self.runtime.open(self.bundle, self.variant.graphs["model"])
-        if self.source.image_preprocessing is not None:
+        if self.source.image_preprocessing is not None or self.source.sound is not None:
             return BatchGraph(session)
         return text_graph(session, self.source.special_tokens)
 
@@ -160,6 +170,18 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
         del part
         give_back_memory()
     return encoded
+
+
+def media_of(
+    source: ExportSource, token_ids: NDArray[np.int64], images: NDArray[np.float32], embeddings: NDArray[np.float32]
+) -> PromptMedia:
+    """Puts the embeddings of tiles, (N, M, D), in their places in a prompt, (T,)."""
+    assert source.image_prompt is not None, "a model of images says how they stand in prompts"
+    positions = np.flatnonzero(token_ids == source.image_prompt.token)
+    offsets = None
+    if source.image_prompt.positions == "grid":
+        offsets = grid_offsets(len(token_ids), positions, [Grid(tile.shape[1], tile.shape[3]) for tile in images])
+    return PromptMedia(positions, embeddings.reshape(-1, embeddings.shape[-1]), (b"",) * len(positions), offsets)
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

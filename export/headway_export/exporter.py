@@ -424,6 +424,7 @@ class _Prover:
             self._source.task,
             image_size=image.axes if image else None,
             audio_size=(audio.num_mel_bins, audio.num_frames) if audio else None,
+            sound=self._source.sound,
             has_token_types=self._source.has_token_types,
             word_boxes=self._source.word_boxes,
             attention=self._source.attention if (given := self._options.attention) is None else given,
@@ -502,6 +503,7 @@ def _manifest(
         tagging=source.tagging,
         word_boxes=source.word_boxes,
         image_preprocessing=source.image_preprocessing,
+        image_prompt=source.image_prompt,
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
         codec=source.codec,
@@ -543,7 +545,7 @@ def _patches(source: ExportSource, variants: dict[Precision, Variant]) -> PatchG
     """
     image = source.image_preprocessing
     graphs = [variant.graphs["attention"] for variant in variants.values() if "attention" in variant.graphs]
-    if image is None or not graphs:
+    if image is None or source.image_prompt is not None or not graphs:
         return None
     num_tokens = graphs[0].outputs[0].shape[-1]
     for side in range(1, min(image.height, image.width) + 1):

@@ -64,7 +64,7 @@ def flag_of(source: ExportSource) -> str:
 def _kind_read_by(source: ExportSource) -> str:
     if source.image_preprocessing is not None:
         return "images"
-    return "texts" if source.audio_preprocessing is None else "audio"
+    return "texts" if source.audio_preprocessing is None and source.sound is None else "audio"
 
 
 def _with_texts(source: ExportSource, file: Path) -> ExportSource:
@@ -93,7 +93,7 @@ def _with_images(source: ExportSource, folder: Path) -> ExportSource:
 
 def _with_recordings(source: ExportSource, folder: Path) -> ExportSource:
     """Cuts recordings into windows of the model's, after they are brought to its rate."""
-    audio = source.audio_preprocessing
+    audio = source.audio_preprocessing or source.sound
     assert audio is not None, "the source reads audio"
     limits = AudioLimits(max_bytes=_MOST_BYTES, max_seconds=_MOST_SECONDS)
     decoder, windows = AudioDecoder(audio.sampling_rate, limits), []

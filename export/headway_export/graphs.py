@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Unpack, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from headway_export.errors import SourceError
 from headway_export.rewriting import MASKED_ATTENTION, MASKED_ATTENTION_DOMAIN
-from headway_server.bundles import ALIGNMENT
+from headway_server.bundles import ALIGNMENT, IMAGE_EMBEDDINGS
 from headway_training.models.parts.attention import (
     Kernel,
     RecordingKernel,
@@ -34,6 +35,7 @@ from headway_training.models.protocols import (
     HybridDecoder,
     ImageToText,
     RecurrentEncoderDecoder,
+    SeeingDecoder,
     ShowsAttention,
     StatefulDecoder,
 )
@@ -290,6 +292,36 @@ class DecoderGraph(nn.Module):
         return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
 
 
+class SeeingDecoderGraph(nn.Module):
+    """Graph `decoder` of a generation model whose prompts may have images."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor, logits_positions: Tensor, *further: Tensor) -> Outputs:
+        """A step of (R, T) tokens, with the embeddings of M: float32 logits (R, L, V), then the present state."""
+        module = cast("SeeingDecoder", self.module)
+        seqlens_k, total_sequence_length, *rest = further
+        count = 3 if module.has_grid_positions else 2
+        attend = CachedAttention(rest[count:], seqlens_k, total_sequence_length)
+        hidden = module.hidden_states_with_media(input_ids, position_ids, attend, rest[:count])  # (R, T, D)
+        return {"logits": _logits_at(module, hidden, logits_positions), **attend.present}
+
+
+class ImageEncoderGraph(nn.Module):
+    """Graph `image_encoder` of such a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, pixel_values: Tensor) -> Outputs:
+        """(B, 3, height, width) -> float32 embeddings (B, M, D)."""
+        module = cast("SeeingDecoder", self.module)
+        return {IMAGE_EMBEDDINGS: module.embed_images(pixel_values.to(float_dtype(self.module))).float()}
+
+
 class StatefulDecoderGraph(nn.Module):
     """Graph `decoder` of a generation model with a state of fixed size."""
 
@@ -529,6 +561,11 @@ def shows_attention(module: nn.Module) -> bool:
     return kernel_problem(module) is None
 
 
+def returns_attention(module: nn.Module) -> bool:
+    """True if a module is made of layers of `transformers`, whose layers of attention return their weights."""
+    return any(type(part).__module__.startswith("transformers.") for part in module.modules())
+
+
 def kernel_problem(module: nn.Module) -> str | None:
     """Says why the attribute `kernel` of a module is no `Kernel`; None if it is one.
 
@@ -604,10 +641,53 @@ class StatelessAttentionGraph(AttentionGraph):
         """The inputs of `StatelessGraph`."""
         if first.is_floating_point():
             first = first.to(float_dtype(self.module))
+        if not shows_attention(self.module):
+            return self._noted(first, *rest)
         outputs_of(self.module, first, *rest)
         weights = self._recorded("attention")
         count = int(getattr(self.module, "num_trailing_registers", 0))
         return {name: _without_last(one, count) for name, one in weights.items()} if count else weights
+
+    def _noted(self, *inputs: Tensor) -> Outputs:
+        """The same of a model whose layers of attention return their weights, as those of `transformers` do."""
+        with noting_attention(self.module) as weights:
+            outputs_of(self.module, *inputs)
+        if any(one.shape[0] != inputs[0].shape[0] for one in weights):
+            raise SourceError(
+                f"{type(self.module).__name__}: attends within windows, which are no maps of whole inputs; leave out "
+                "--attention"
+            )
+        count = int(getattr(self.module, "num_leading_registers", 0))
+        return {f"attention_{layer}": _without_second(one.float(), count) for layer, one in enumerate(weights)}
+
+
+@contextmanager
+def noting_attention(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Notes the attention weights that layers return beside what they compute, (B, H, T, T) each, in their order."""
+    found: list[Tensor] = []
+
+    def note(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        for part in output if isinstance(output, tuple | list) else ():
+            is_square = isinstance(part, Tensor) and part.ndim == 4 and part.shape[2] == part.shape[3]
+            if is_square and not any(part is one for one in found):  # a layer hands on what its part returned
+                found.append(part)
+
+    hooks = [part.register_forward_hook(note) for part in module.modules()]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _without_second(weights: Tensor, count: int) -> Tensor:
+    """Leaves out `count` tokens behind the first, as `_without_last` does."""
+    if not count:
+        return weights
+    for axis in (2, 3):
+        first, rest = weights.narrow(axis, 0, 1), weights.narrow(axis, 1 + count, weights.shape[axis] - 1 - count)
+        weights = torch.cat([first, rest], dim=axis)
+    return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def _without_last(weights: Tensor, count: int) -> Tensor:

@@ -62,6 +62,8 @@ class DecoderText:
     """Tokens before the first that the model has to predict."""
     source: NDArray[Any] | None = None
     """What the encoder reads, if there is one: tokens, (S,), pixels, (3, height, width), or (mel bins, frames)."""
+    images: NDArray[np.float32] | None = None
+    """Tiles of a prompt's images, (N, 3, height, width), whose embeddings the token of `ImagePrompt` stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from headway_export.rounding import FACTOR, is_explained, rounded_answers
 from headway_export.source import ExportSource
 from headway_export.tasks.table import task_of
 from headway_server.bundles import AttentionFigures, ParityFigures, Precision
-from headway_server.decoding.interfaces import Ranking
+from headway_server.decoding.interfaces import PromptMedia, Ranking
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 
@@ -220,9 +220,11 @@ def read_text(
     token_ids: NDArray[np.int64],
     asked: NDArray[np.int64],
     source: CrossTensors | None = None,
+    *,
+    media: PromptMedia | None = None,
 ) -> NDArray[np.float32]:
     """Reads a text into a slot, chunk by chunk, and returns the logits after the asked tokens: (T,), (P,) -> (P, V)."""
-    return np.concatenate([logits for _, logits in read_chunks(runner, slot, token_ids, asked, source)])
+    return np.concatenate([logits for _, logits in read_chunks(runner, slot, token_ids, asked, source, media=media)])
 
 
 def read_chunks(
@@ -231,6 +233,8 @@ def read_chunks(
     token_ids: NDArray[np.int64],
     asked: NDArray[np.int64],
     source: CrossTensors | None = None,
+    *,
+    media: PromptMedia | None = None,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
     """Reads a text into a slot and yields the asked positions of each chunk with the logits there, (P,) and (P, V).
 
@@ -238,12 +242,13 @@ def read_chunks(
     """
     for start in range(0, len(token_ids), runner.prefill_chunk):
         chunk = token_ids[start : start + runner.prefill_chunk]
+        given = None if media is None else media.between(start, start + len(chunk))
         here = asked[(asked >= start) & (asked < start + len(chunk))] - start
         if (here < len(chunk) - 1).any():
-            logits = runner.score(slot, chunk, start, source)
+            logits = runner.score(slot, chunk, start, source, media=given)
             yield here + start, logits if len(here) == len(chunk) else logits[here]
         else:
-            last = runner.prefill(slot, chunk, start, source)
+            last = runner.prefill(slot, chunk, start, source, media=given)
             yield here + start, last[np.newaxis][: len(here)].copy()
 
 

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headway_export.candidate import media_of
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import outputs_of
@@ -48,6 +49,7 @@ from headway_training.models.protocols import (
     ImageToText,
     PromptSegmenter,
     RecurrentEncoderDecoder,
+    SeeingDecoder,
     StatefulDecoder,
     decoder_kind,
     is_recurrent,
@@ -83,6 +85,18 @@ class OwnText(nn.Module, ABC):
     @abstractmethod
     def text_attention(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """Attention weights of every layer: (1, T) -> (1, H, T, T) each."""
+
+
+class OwnSight(OwnText):
+    """A decoder whose prompts may have images, that attends by itself."""
+
+    @abstractmethod
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D)."""
+
+    @abstractmethod
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Logits after the asked tokens of a prompt: tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
 
 
 class OwnTarget(nn.Module, ABC):
@@ -143,6 +157,28 @@ class Reference:
                 return self.module.text_logits(ids.unsqueeze(0), asked)[0].float().numpy()
 
         return self._ask("text", answer, token_ids, positions)
+
+    def image_logits(
+        self, images: NDArray[np.float32], token_ids: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """Logits after the asked tokens of a prompt with images: tiles (N, 3, height, width), (T,), (P,) -> (P, V)."""
+
+        def answer() -> NDArray[np.float32]:
+            with torch.inference_mode():
+                tiles, ids, asked = (torch.from_numpy(array) for array in (images, token_ids, positions))
+                return cast("OwnSight", self.module).image_logits(tiles, ids.unsqueeze(0), asked)[0].float().numpy()
+
+        return self._ask("images", answer, images, token_ids, positions)
+
+    def tile_embeddings(self, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Embeddings of a tile, (3, height, width) -> (M, D)."""
+
+        def answer() -> NDArray[np.float32]:
+            with torch.inference_mode():
+                tile = torch.from_numpy(pixel_values).unsqueeze(0)
+                return cast("SeeingDecoder", self.module).embed_images(tile)[0].float().numpy()
+
+        return self._ask("tile", answer, pixel_values)
 
     def target_answers(
         self, source_of: NDArray[Any], target_ids: NDArray[np.int64], positions: NDArray[np.int64]
@@ -265,8 +301,11 @@ def generation_logits(
     *,
     first: int = 0,
     positions: NDArray[np.int64] | None = None,
+    media: tuple[Tensor, ...] | None = None,
 ) -> NDArray[np.float32]:
     """Logits after the tokens of a text from the `first` on, or after those asked for.
+
+    `media` are the places of some tokens, (M,), their embeddings, (M, D), and the offsets of positions, (1, T, 3).
 
     `attend` must compute what `CAUSAL` does.
 
@@ -284,6 +323,8 @@ def generation_logits(
         if kind is HybridDecoder:
             hybrid = cast("HybridDecoder", module)
             hidden, _ = hybrid.read_attending(*given, hybrid.first_states(1))
+        elif media is not None:
+            hidden = cast("SeeingDecoder", module).hidden_states_with_media(*given, media)
         else:
             hidden = cast("Decoder", module).hidden_states(*given)
         return decoder.logits(hidden[:, asked])[0].float().numpy()
@@ -401,10 +442,23 @@ def cache_ranges(source: ExportSource, inputs: Inputs) -> list[LayerRange]:
     recorder, module = _Recorder(), cast("nn.Module", _WithoutLogits(source.module))
     for text in inputs.texts:
         if text.source is None:
-            generation_logits(module, text.token_ids, recorder)
+            media = None if text.images is None else _media(source, module, text.token_ids, text.images)
+            generation_logits(module, text.token_ids, recorder, media=media)
         else:
             translation_logits(module, text.source, text.token_ids, recorder)
     return [recorder.ranges[layer] for layer in sorted(recorder.ranges)]
+
+
+def _media(
+    source: ExportSource, module: nn.Module, token_ids: NDArray[np.int64], images: NDArray[np.float32]
+) -> tuple[Tensor, ...]:
+    """Embeds the tiles of a prompt; returns what `SeeingDecoder` reads of them."""
+    assert source.image_prompt is not None, "a model of images says how they stand in prompts"
+    with torch.inference_mode():
+        embedded = [cast("SeeingDecoder", module).embed_images(tile[None])[0] for tile in torch.from_numpy(images)]
+        found = media_of(source, token_ids, images, torch.stack(embedded).float().numpy())
+        offsets = () if found.offsets is None else (torch.from_numpy(found.offsets)[None],)
+        return torch.from_numpy(found.positions), torch.cat(embedded), *offsets
 
 
 class _WithoutLogits:

@@ -98,6 +98,8 @@ _UNCHANGED = (
 )
 _WRITTEN = (*_CASTS, *_RESHAPES, _CHUNK, _SQUARE, *_OTHER_NAMES, *_UNCHANGED)
 """Operators that decomposing changes, into what is written here or into what has the same translation."""
+_UNTRANSLATED = (torch.ops.aten.batch_norm.default,)
+"""Composite operators that have no translation until they are decomposed."""
 
 
 # What is missing is missed when this module is imported, and not within a trace.
@@ -118,7 +120,9 @@ def _is_translatable(program: ExportedProgram, decompositions: Mapping[Any, Any]
     for node in program.graph.nodes:
         if node.op in ("placeholder", "output") or node.target in _WRITTEN or _changes_its_own(node):
             continue
-        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator) or node.target in decompositions:
+        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
+            return False
+        if node.target in decompositions or node.target in _UNTRANSLATED:
             return False
         if isinstance(node.target, OpOverload):
             schema = _schema_of(node.target)

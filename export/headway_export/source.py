@@ -32,14 +32,17 @@ from headway_server.bundles import (
     AudioCodec,
     AudioPreprocessing,
     ClassificationScheme,
+    Ctc,
     Detection,
     ImagePreprocessing,
+    ImagePrompt,
     Languages,
     Limits,
     Origin,
     SamplingDefaults,
     Scoring,
     Segmentation,
+    SoundPreprocessing,
     Space,
     SpecialTokens,
     SpeechTokens,
@@ -176,11 +179,17 @@ class ExportSource:
     text_pairs: TextPairUse = "never"
     """When a text classifier reads two texts as one input: never, where a second one is given, or always."""
     image_preprocessing: ImagePreprocessing | None = None
+    image_prompt: ImagePrompt | None = None
+    """How images stand in the prompts of a generation model; None: it reads none."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
     segmentation: Segmentation | None = None
     """How prompts of a segmentation model are answered; None: the manifest's defaults."""
     audio_preprocessing: AudioPreprocessing | None = None
+    sound: SoundPreprocessing | None = None
+    """How audio is prepared for a model without a decoder."""
+    ctc: Ctc | None = None
+    """How the frames of a transcription model become tokens."""
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
     languages: Languages | None = None

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
-from headway_export.graphs import OperatorKernel, float_dtype, with_kernel
+from headway_export.graphs import OperatorKernel, float_dtype, shows_attention, with_kernel
 from headway_export.rewriting import (
     ChooseAttention,
     ChunkAttention,
@@ -38,7 +38,15 @@ from headway_export.rewriting import (
 from headway_export.run_memory import run_bytes
 from headway_export.tasks.table import task_of
 from headway_export.tasks.task import ExportTask
-from headway_server.bundles import GraphRole, StateTensor, Task, TensorSpec, WordBoxes, attention_layers
+from headway_server.bundles import (
+    GraphRole,
+    SoundPreprocessing,
+    StateTensor,
+    Task,
+    TensorSpec,
+    WordBoxes,
+    attention_layers,
+)
 from headway_training.models.parts.attention import TextScoring
 from headway_training.models.protocols import Decoder, EncoderDecoder, HybridDecoder, decoder_kind
 
@@ -56,10 +64,16 @@ _TRACED_SIZES = {
     "prompts": 6,
     "points": 4,
     "masks": 3,
+    "media": 9,
+    "rows": 6,
+    "columns": 5,
     "height": 96,
     "width": 128,
+    "samples": 4400,
+    "frames": 100,
 }
-"""Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed."""
+"""Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed. The samples make an odd number of
+frames, which SEW fills up to pairs."""
 _OTHER_SIZES = {
     "batch": 3,
     "length": 4,
@@ -71,8 +85,13 @@ _OTHER_SIZES = {
     "prompts": 7,
     "points": 2,
     "masks": 2,
+    "media": 8,
+    "rows": 4,
+    "columns": 7,
     "height": 128,
     "width": 64,
+    "samples": 5200,
+    "frames": 120,
 }
 """Sizes that it is run at besides, to find the axes of its outputs."""
 
@@ -84,7 +103,8 @@ class TracedGraph:
     role: Role
     model: ir.Model
     run_bytes: int | None = None
-    """Memory of a run with one text as long as the model reads; None for a model of short texts, or of none."""
+    """Memory of a run with one text as long as the model reads, or with one window of sound; None for a model of short
+    texts, and of other inputs."""
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -119,6 +139,7 @@ class Traceable:
     """The module, whose layers attend by an operator for the CPU where that was asked for."""
     image_size: tuple[int | str, int | str] | None
     audio_size: tuple[int, int] | None
+    sound: SoundPreprocessing | None
     has_token_types: bool
     word_boxes: WordBoxes | None
     known: TracedModel | None
@@ -129,6 +150,12 @@ class Traceable:
         assert self.image_size is not None, "a model of images has its preprocessing"
         return make_spec("pixel_values", "float32", "batch", 3, *self.image_size)
 
+    @property
+    def heard(self) -> TensorSpec:
+        """The sounds that it reads whole."""
+        assert self.sound is not None, "a model of sounds has their preprocessing"
+        return make_spec(self.sound.input_name, "float32", "batch", *self.sound.axes)
+
 
 def trace(
     module: nn.Module,
@@ -136,6 +163,7 @@ def trace(
     *,
     image_size: tuple[int | str, int | str] | None = None,
     audio_size: tuple[int, int] | None = None,
+    sound: SoundPreprocessing | None = None,
     has_token_types: bool = False,
     word_boxes: WordBoxes | None = None,
     attention: bool = False,
@@ -148,7 +176,8 @@ def trace(
         module: Follows the protocol of the task (docs/bring-your-own.md); in evaluation mode.
         task: The task.
         image_size: Height and width, for images: numbers, or names of axes.
-        audio_size: Mel bins and frames of a window, for audio.
+        audio_size: Mel bins and frames of a window, for audio that an encoder reads.
+        sound: Preprocessing of audio that a model without a decoder reads.
         has_token_types: True if a text classifier reads which text of a pair each token belongs to.
         word_boxes: The boxes that a token classifier reads; None: it reads none.
         attention: True to trace what gives the attention weights too.
@@ -171,6 +200,7 @@ def trace(
         served=with_kernel(module, OperatorKernel()) if for_cpu else module,
         image_size=image_size,
         audio_size=audio_size,
+        sound=sound,
         has_token_types=has_token_types,
         word_boxes=word_boxes,
         known=known,
@@ -192,7 +222,10 @@ def _trace_attention(exported: ExportTask, asked: Traceable) -> TracedGraph:
     traced = trace_graph("attention", module, exported.attention_graph(module), exported.attention_inputs(asked))
     if not attention_layers(traced.outputs):
         name = type(module).__name__
-        raise SourceError(f"{name}: never called its kernel with (B, T, H, K), so there is no attention to show")
+        how = "its layers returned no attention weights"
+        if shows_attention(module):
+            how = "never called its kernel with (B, T, H, K)"
+        raise SourceError(f"{name}: {how}, so there is no attention to show; leave out --attention")
     return traced
 
 
@@ -352,8 +385,8 @@ def following_the_protocol(module: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _example_of(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> tuple[Tensor, ...]:
-    """Returns inputs of a graph; masks are all ones, and everything else zeros."""
+def example_of(specs: Sequence[TensorSpec], sizes: Mapping[str, int] = _TRACED_SIZES) -> tuple[Tensor, ...]:
+    """Returns inputs of a graph, at the sizes of a trace by default; masks are all ones, and everything else zeros."""
     return tuple(
         torch.full(
             [sizes[axis] if isinstance(axis, str) else axis for axis in spec.shape],
@@ -393,7 +426,7 @@ def _shapes_of(
     graph: nn.Module, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Runs a graph and returns types and shapes of its outputs, by name; the outputs themselves may be large."""
-    found: Mapping[str, Tensor] = graph(*_example_of(inputs, sizes))
+    found: Mapping[str, Tensor] = graph(*example_of(inputs, sizes))
     return {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in found.items()}
 
 
@@ -448,7 +481,7 @@ def trace_graph(
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
                 _Positional(graph),
-                _example_of(inputs, _TRACED_SIZES) if example is None else example,
+                example_of(inputs, _TRACED_SIZES) if example is None else example,
                 dynamo=True,
                 dynamic_shapes=(shapes,),
                 input_names=[spec.name for spec in inputs],

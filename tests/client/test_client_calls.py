@@ -313,6 +313,14 @@ def test_label_takes_bytes_and_paths(server: Any, connect: Connect, tmp_path: Pa
         connect(server.address).call("classify_image", tmp_path / "absent.png")
 
 
+def test_labels_of_audios(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    answer = caller.call("classify_audio", [b"one", b"four"], top_k=2, truncate=True)
+    label = results.LabelScore("bell", 0.75, True)
+    assert list(answer) == [results.AudioClassification((label,), seconds, True) for seconds in (3, 4)]
+    assert (server.rules.requests[0].top_k, server.rules.requests[0].truncate) == (2, True)
+
+
 def test_objects_of_images(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     answer = caller.call("detect_objects", [b"one", b"four"], threshold=0.0, labels="dog", max_object_count=3)

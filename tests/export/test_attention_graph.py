@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tiny_vision
 import torch
+import transformers
 
 from headway_export import parity
 from headway_export.candidate import Candidate
 from headway_export.errors import ParityError, SourceError
 from headway_export.exporter import ExportOptions, export
+from headway_export.graphs import StatelessAttentionGraph
+from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.reference import Reference
 from headway_export.source import from_checkpoint
 from headway_export.tracing import TracedModel, trace
@@ -241,3 +245,29 @@ def test_models_without_attention_to_show_are_refused_with_the_reason(monkeypatc
     model.kernel = scaled_dot_product_attention
     with pytest.raises(SourceError, match="never called its kernel"):
         trace(model, Task.TEXT_CLASSIFICATION, attention=True)
+
+
+@pytest.mark.parametrize("family", ["vit", "dinov2_with_registers", "deit", "dinov3_vit"])
+def test_attention_of_transformers_is_without_registers(tmp_path, family):
+    """Rows and columns are the class token and the patches, and what is left of a row sums to one."""
+    folder = tiny_vision.write_vision_model(tmp_path / family, family, is_classifier=False)
+    source, _ = from_folder(folder, FolderOptions(pooling="cls" if family == "deit" else None))
+    pixels = torch.rand(2, 3, *source.image_preprocessing.largest)
+    own = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        found = StatelessAttentionGraph(source.module)(pixels)
+        expected = own(pixel_values=pixels, output_attentions=True).attentions
+    count = source.module.num_leading_registers
+    kept = [0, *range(1 + count, expected[0].shape[-1])]
+    for layer, weights in enumerate(expected):
+        of_patches = weights[:, :, kept][..., kept]
+        of_patches = of_patches / of_patches.sum(-1, keepdim=True)
+        torch.testing.assert_close(found[f"attention_{layer}"], of_patches, rtol=0, atol=1e-6)
+    assert len(found) == len(expected)
+
+
+def test_attention_within_windows_is_refused(tmp_path):
+    folder = tiny_vision.write_vision_model(tmp_path / "swin", "swin")
+    source, _ = from_folder(folder, FolderOptions())
+    with pytest.raises(SourceError, match="attends within windows"), torch.inference_mode():
+        StatelessAttentionGraph(source.module)(torch.rand(1, 3, *source.image_preprocessing.largest))

@@ -73,6 +73,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "FillMask": {"texts": ["the [MASK] ."]},
     "ClassifyImage": {"images": [IMAGE]},
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
+    "ClassifyAudio": {"audios": [AUDIO]},
     "DetectObjects": {"images": [IMAGE]},
     "EmbedImage": {"images": [IMAGE]},
     "GenerateImage": {"parameters": {"step_count": 1}},
@@ -217,6 +218,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
         {"max_new_tokens": 2, "target_language": "en"},
     ),
     Task.TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
+    Task.CTC_TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
     Task.SPEECH_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.TEXT_CLASSIFICATION: (OF_TEXTS, {}),
     Task.TOKEN_CLASSIFICATION: (
@@ -229,6 +231,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.FILL_MASK: ([{"text": [b"the [MASK] ."]}], {"targets": '["sea", "star"]'}),
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
+    Task.AUDIO_CLASSIFICATION: ([{"audio": [AUDIO]}], {"top_k": 2}),
     Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
     Task.SEGMENTATION: (
         [
@@ -307,6 +310,11 @@ TYPED: dict[Task, Typed] = {
         request=REQUESTS["TranscribeSpeech"],
         outputs=named("results.text", "text") | named("results.language", "language") | WRITTEN,
     ),
+    Task.CTC_TRANSCRIPTION: Typed(
+        rpc="TranscribeSpeech",
+        request=REQUESTS["TranscribeSpeech"],
+        outputs=named("results.text", "text") | WRITTEN,
+    ),
     Task.SPEECH_SYNTHESIS: Typed(
         rpc="SynthesizeSpeech",
         request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
@@ -342,6 +350,9 @@ TYPED: dict[Task, Typed] = {
     Task.IMAGE_CLASSIFICATION: Typed(rpc="ClassifyImage", request=REQUESTS["ClassifyImage"], outputs=LABELS),
     Task.IMAGE_EMBEDDING: Typed(
         rpc="EmbedImage", request=REQUESTS["EmbedImage"], outputs=named("results.values", "embedding")
+    ),
+    Task.AUDIO_CLASSIFICATION: Typed(
+        rpc="ClassifyAudio", request={**REQUESTS["ClassifyAudio"], "top_k": 2}, outputs=LABELS
     ),
     Task.OBJECT_DETECTION: Typed(
         rpc="DetectObjects",
@@ -753,6 +764,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "FillMask": ("fill-mask", "the [MASK] ."),
     "ClassifyImage": ("classify-image", "picture.png"),
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
+    "ClassifyAudio": ("classify-audio", "speech.wav"),
     "DetectObjects": ("detect-objects", "picture.png"),
     "EmbedImage": ("embed-image", "picture.png"),
     "GenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1"),

@@ -192,6 +192,10 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "goal --sparse --model weights",
         ),
     ),
+    "classify-audio": (
+        "loudness",
+        (f"speech.wav --top-k 2 --truncate {MODEL}", "--file audios.txt --batch-size 1 --json"),
+    ),
     "detect-objects": (
         "boxes",
         (

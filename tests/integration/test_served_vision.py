@@ -40,7 +40,8 @@ def folders(tmp_path_factory):
 def client(folders, tmp_path_factory):
     store = tmp_path_factory.mktemp("store")
     for name, folder in folders.items():
-        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store)])
+        shown = ["--attention"] if name == "dinov2-vectors" else []
+        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store), *shown])
         assert result.exit_code == 0, f"{name}: {result.output}"
     for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
         with Client(address) as connected:
@@ -53,6 +54,15 @@ def run(folder, auto, image):
     model = auto.from_pretrained(folder).eval()
     with torch.inference_mode():
         return model(**processor(image, return_tensors="pt"))
+
+
+def run_attention(folder, image):
+    """Attention weights of every layer of transformers, (L, H, T, T)."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        found = model(**processor(image, return_tensors="pt"), output_attentions=True).attentions
+    return torch.stack(found)[:, 0].numpy()
 
 
 def encode(image):
@@ -88,3 +98,11 @@ def test_a_classifier_gives_what_its_last_layer_reads(folders, client, images):
         logits = model.classifier(torch.tensor(vector))
     expected = run(folders["dinov2"], transformers.AutoModelForImageClassification, images[0]).logits[0]
     np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=1e-4)
+
+
+def test_attention_is_that_of_transformers(folders, client, images):
+    for image in images:
+        expected = run_attention(folders["dinov2-vectors"], image)
+        [found] = client.inspect_image(encode(image), model="dinov2-vectors")
+        assert len(found.patches) == expected.shape[-1] == 1 + found.patch_row_count * found.patch_column_count
+        np.testing.assert_allclose(found.attention.to_numpy(), expected.reshape(-1, *expected.shape[2:]), atol=1e-5)

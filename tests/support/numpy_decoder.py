@@ -56,8 +56,15 @@ class NumpyDecoder:
         """What was called, in order."""
 
     def prefill(
-        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        start: int,
+        source: CrossTensors | None = None,
+        *,
+        media: None = None,
     ) -> NDArray[np.float32]:
+        assert media is None
         assert start % self.prefill_chunk == 0
         assert 0 < len(token_ids) <= self.prefill_chunk
         self.steps.append("prefill")
@@ -65,7 +72,8 @@ class NumpyDecoder:
             logits = self._row(slot, token_id, position, source)
         return logits
 
-    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def score(self, slot: int, token_ids: NDArray[np.int64], start: int, *, media: None = None) -> NDArray[np.float32]:
+        assert media is None
         self.steps.append("score")
         rows = enumerate(token_ids.tolist(), start)
         return np.stack([self._row(slot, token_id, position, None) for position, token_id in rows])

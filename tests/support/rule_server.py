@@ -21,6 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from headway.v1 import (
+    audio_classification_service_pb2,
+    audio_classification_service_pb2_grpc,
     common_pb2,
     embedding_service_pb2,
     embedding_service_pb2_grpc,
@@ -368,6 +370,22 @@ class Filling(mask_filling_service_pb2_grpc.MaskFillingServiceServicer):
         return mask_filling_service_pb2.FillMaskResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
+class Sounds(audio_classification_service_pb2_grpc.AudioClassificationServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def ClassifyAudio(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        label = common_pb2.LabelScore(label="bell", probability=0.75, selected=True)
+        results = [
+            audio_classification_service_pb2.AudioClassification(
+                labels=[label], duration_seconds=len(audio), truncated=True
+            )
+            for audio in request.audios
+        ]
+        return audio_classification_service_pb2.ClassifyAudioResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
 class Detection(object_detection_service_pb2_grpc.ObjectDetectionServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -560,6 +578,7 @@ class RuleServer:
         image_classification_service_pb2_grpc.add_ImageClassificationServiceServicer_to_server(Images(rules), server)
         question_answering_service_pb2_grpc.add_QuestionAnsweringServiceServicer_to_server(Answering(rules), server)
         mask_filling_service_pb2_grpc.add_MaskFillingServiceServicer_to_server(Filling(rules), server)
+        audio_classification_service_pb2_grpc.add_AudioClassificationServiceServicer_to_server(Sounds(rules), server)
         object_detection_service_pb2_grpc.add_ObjectDetectionServiceServicer_to_server(Detection(rules), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(Embedding(rules), server)
         ranking_service_pb2_grpc.add_RankingServiceServicer_to_server(Ranking(rules), server)

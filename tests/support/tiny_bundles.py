@@ -2,7 +2,8 @@
 
 The topic model averages the vectors of a text's words; each word points to one topic, so a text's topic is the one
 most of its words belong to. The colour model compares the means of an image's channels. The box model finds an object
-in each quarter of an image but the last, by the same means.
+in each quarter of an image but the last, by the same means. The letter model hears a letter in each hundredth of a
+second, by how loud it is, and the loudness model tells how loud a whole sound is.
 """
 
 from collections.abc import Sequence
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from headway_server.bundles import (
     Architecture,
     Bundle,
+    Ctc,
     Detection,
     Embedding,
     Graph,
@@ -25,6 +28,7 @@ from headway_server.bundles import (
     ParityFigures,
     Precision,
     QualityFigure,
+    SoundPreprocessing,
     SpecialTokens,
     Task,
     TensorSpec,
@@ -174,6 +178,84 @@ def write_box_bundle(store: Path, *, name: str = "boxes", version: str = "1") ->
         )
         write_manifest(folder, manifest)
         return publish(folder, store)
+
+
+LETTERS = ("<pad>", "|", "A", "B")
+"""Tokens of the letter model, from the quietest to the loudest."""
+RATE = 16_000
+SOUND = SoundPreprocessing(sampling_rate=RATE, min_samples=160, window_samples=2 * RATE)
+
+
+def write_letter_bundle(store: Path, *, name: str = "letters", version: str = "1") -> Bundle:
+    """Publishes the letter model, whose windows are two seconds long."""
+    samples = TensorSpec(name="input_values", dtype="float32", shape=("batch", "samples"))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", "output_frames", len(LETTERS)))
+    places = np.arange(len(LETTERS), dtype=np.float32) * 0.25
+    nodes = [
+        _constant("one", np.array([1])),
+        _constant("slopes", (places * 2)[np.newaxis]),
+        _constant("biases", -(places**2)),  # 2 x p - p^2 is the largest at the nearest place
+        helper.make_node("Abs", ["input_values"], ["loudness"]),
+        helper.make_node("Unsqueeze", ["loudness", "one"], ["channels"]),  # (B, 1, N)
+        helper.make_node("AveragePool", ["channels"], ["means"], kernel_shape=[160], strides=[160]),  # (B, 1, F)
+        helper.make_node("Transpose", ["means"], ["frames"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["frames", "slopes"], ["products"]),  # (B, F, V)
+        helper.make_node("Add", ["products", "biases"], ["logits"]),
+    ]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(LETTERS)}, unk_token="<pad>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("|", " "), decoders.Fuse()])
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graph = _save_graph(folder, nodes, [samples], [logits])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.CTC_TRANSCRIPTION,
+            sound=SOUND,
+            ctc=Ctc(blank=0, word_delimiter=1, samples_per_frame=160, stride_samples=RATE // 4),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+LOUDNESS = ("quiet", "noisy", "loud")
+
+
+def write_loudness_bundle(store: Path, *, name: str = "loudness", version: str = "1", **fields: object) -> Bundle:
+    """Publishes the loudness model: it tells how loud a sound of at most two seconds is, by its mean."""
+    samples = TensorSpec(name="input_values", dtype="float32", shape=("batch", "samples"))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", len(LOUDNESS)))
+    places = np.arange(len(LOUDNESS), dtype=np.float32) * 0.25
+    nodes = [
+        _constant("one", np.array([1])),
+        _constant("slopes", (places * 16)[np.newaxis]),
+        _constant("biases", -8 * places**2),
+        helper.make_node("Abs", ["input_values"], ["loudness"]),
+        helper.make_node("ReduceMean", ["loudness", "one"], ["mean"], keepdims=1),  # (B, 1)
+        helper.make_node("MatMul", ["mean", "slopes"], ["products"]),  # (B, C)
+        helper.make_node("Add", ["products", "biases"], ["logits"]),
+    ]
+    with staging_folder(store) as folder:
+        graph = _save_graph(folder, nodes, [samples], [logits])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.AUDIO_CLASSIFICATION,
+            labels=LOUDNESS,
+            **{"sound": SOUND, **fields},
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+def letters(text: str) -> NDArray[np.float32]:
+    """Returns a sound of 0.1 s a token, in which the letter model hears a text; `_` is the blank."""
+    loudness = [0.25 * LETTERS.index({"_": "<pad>", " ": "|"}.get(letter, letter)) for letter in text]
+    return np.repeat(np.array(loudness, np.float32), RATE // 10)
 
 
 def _topic_nodes(

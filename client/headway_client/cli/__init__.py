@@ -54,6 +54,7 @@ for command in (
     answers.answer_question,
     answers.fill_mask,
     classification.classify_image,
+    classification.classify_audio,
     detection.detect_objects,
     classification.embed_text,
     classification.score_text,

@@ -1,4 +1,4 @@
-"""The commands that classify, embed and score texts and images."""
+"""The commands that classify, embed and score texts, images and audio."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from headway_client.cli.calls import print_answers, read_images
 from headway_client.cli.flags import (
     AsJson,
+    AudioArguments,
     BatchSize,
     ConnectionFlags,
     File,
@@ -21,6 +22,7 @@ from headway_client.cli.flags import (
 from headway_client.cli.output import print_heading, print_table, read_inputs
 from headway_client.cli.pages import read_pages
 from headway_client.options import (
+    ClassifyAudioOptions,
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
@@ -30,6 +32,7 @@ from headway_client.options import (
 )
 from headway_client.results import (
     Answer,
+    AudioClassification,
     ImageClassification,
     ImageEmbedding,
     TextClassification,
@@ -154,6 +157,30 @@ def classify_image(
 
 
 @takes_options
+def classify_audio(
+    audios: AudioArguments = None,
+    *,
+    file: File = None,
+    batch_size: BatchSize = 4,
+    as_json: AsJson = False,
+    options: ClassifyAudioOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Label audio: WAV, FLAC, OGG or MP3 files.
+
+    Prints labels with probabilities, a tab, the file. --top-k sets the number of labels (default: 3).
+    """
+    inputs = read_inputs(audios, file)
+    with connected(connection) as client:
+        print_answers(
+            inputs,
+            batch_size,
+            lambda batch: client.classify_audio([Path(path) for path in batch], **options),
+            None if as_json else lambda path, result: _show_labels(path, result, options.get("top_k")),
+        )
+
+
+@takes_options
 def embed_text(
     texts: TextArguments = None,
     *,
@@ -233,7 +260,9 @@ def embed_image(
         )
 
 
-def _show_labels(text: str, result: TextClassification | ImageClassification, top_k: int | None) -> None:
+def _show_labels(
+    text: str, result: TextClassification | ImageClassification | AudioClassification, top_k: int | None
+) -> None:
     shown = result.labels[:_SHOWN_LABELS] if top_k is None else result.labels
     typer.echo(f"{', '.join(f'{label.label} {label.probability:.3f}' for label in shown)}\t{text}")
 

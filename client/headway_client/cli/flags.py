@@ -25,6 +25,9 @@ from headway_client.errors import CallError, HeadwayError, UnavailableError
 from headway_client.options import Tool, options_of
 
 TextArguments = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="Inputs; or use --file or stdin.")]
+AudioArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="[AUDIO]...", help="Audio files; or use --file or stdin.")
+]
 ImageArguments = Annotated[
     list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Image files; or use --file or stdin.")
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ from headway_client.cli.output import (
 from headway_client.client import Client
 from headway_client.errors import CallCancelledError, HeadwayError
 from headway_client.options import GenerateTextOptions, StreamChatOptions, StreamGenerateTextOptions
-from headway_client.requests import ChatMessage, Role
+from headway_client.requests import ChatMessage, Picture, Role
 from headway_client.results import GeneratedText, TextDelta, ToolCall
 
 Stream = Annotated[
@@ -83,11 +84,24 @@ def generate_text(
         )
 
 
+ChatImages = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--image",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Image before the text of the first turn of the user; may be repeated. For models that read images.",
+    ),
+]
+
+
 @takes_options
 def chat(
     *,
     system: System = "",
     messages: Messages = None,
+    images: ChatImages = None,
     as_json: AsJson = False,
     options: StreamChatOptions,
     connection: ConnectionFlags,
@@ -99,8 +113,14 @@ def chat(
     """
     turns = [ChatMessage(Role.SYSTEM, system)] if system else []
     turns += [_parse_turn(message) for message in messages or ()]
+    pictures = [Picture(path) for path in images or ()]
+    if pictures and messages:
+        first = next((index for index, turn in enumerate(turns) if turn.role is Role.USER), None)
+        if first is None:
+            raise typer.BadParameter("there is no turn of the user to put them into", param_hint="--image")
+        turns[first], pictures = _with_pictures(turns[first], pictures), []
     with connected(connection) as client:
-        talk = _Talk(client, turns, options, as_json)
+        talk = _Talk(client, turns, options, as_json, pictures=pictures)
         if messages:
             talk.answer()
         elif sys.stdin.isatty():
@@ -114,8 +134,17 @@ def chat(
 class _Talk:
     """A conversation in progress."""
 
-    def __init__(self, client: Client, turns: list[ChatMessage], options: StreamChatOptions, as_json: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        turns: list[ChatMessage],
+        options: StreamChatOptions,
+        as_json: bool,
+        *,
+        pictures: Sequence[Picture] = (),
+    ) -> None:
         self._client = client
+        self._pictures = pictures  # of the first turn of the user
         self._turns = turns
         self._options = options
         self._as_json = as_json
@@ -140,7 +169,9 @@ class _Talk:
 
     def reply_to(self, text: str) -> None:
         """Adds the user's turn and the model's answer to the conversation."""
-        self._turns.append(ChatMessage(Role.USER, text))
+        turn = ChatMessage(Role.USER, text)
+        is_first = all(turn.role is not Role.USER for turn in self._turns)
+        self._turns.append(_with_pictures(turn, self._pictures) if is_first else turn)
         self._turns.append(self.answer())
 
     def answer(self) -> ChatMessage:
@@ -204,12 +235,19 @@ def _interruptible(close: Callable[[], None]) -> Iterator[Callable[[], bool]]:
         closer.join()
 
 
+def _with_pictures(turn: ChatMessage, pictures: Sequence[Picture]) -> ChatMessage:
+    return turn._replace(content=[*pictures, str(turn.content)]) if pictures else turn
+
+
 def _shown(turn: ChatMessage) -> dict[str, Any]:
-    """Returns a turn as JSON: role, content and further fields."""
+    """Returns a turn as JSON: role, content and further fields. A picture is the path of its file."""
     calls = [as_dict(call) for call in turn.tool_calls]
+    content = turn.content
+    if not isinstance(content, str):
+        content = [part if isinstance(part, str) else {"image": str(part.image)} for part in content]  # type: ignore[misc]
     return {
         name: value
-        for name, value in {**turn._asdict(), "tool_calls": calls}.items()
+        for name, value in {**turn._asdict(), "content": content, "tool_calls": calls}.items()
         if value or name in ("role", "content")
     }
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headway_client.cli.calls import options_for_stream, print_answers, print_streams
-from headway_client.cli.flags import AsJson, BatchSize, ConnectionFlags, File, connected, takes_options
+from headway_client.cli.flags import AsJson, AudioArguments, BatchSize, ConnectionFlags, File, connected, takes_options
 from headway_client.cli.output import as_dict, print_heading, print_json, print_table, read_inputs
 from headway_client.client import Client
 from headway_client.options import (
@@ -21,10 +21,6 @@ from headway_client.options import (
     TranscribeSpeechOptions,
 )
 from headway_client.results import SpeechSegment, SpeechTranscript
-
-AudioArguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[AUDIO]...", help="Audio files; or use --file or stdin.")
-]
 
 
 @takes_options

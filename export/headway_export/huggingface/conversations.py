@@ -36,7 +36,8 @@ _PLAIN: Final = {
 """Conversations whose prompts are the same, or the folder is refused."""
 _TURNS_IN_PARTS: Final = (
     "{% set turns = namespace(all=[]) %}{% for turn in messages %}{% set turns.all = turns.all + "
-    "[dict(turn, content=[{'type': 'text', 'text': turn.content}])] %}{% endfor %}{% set messages = turns.all +%}"
+    "[dict(turn, content=[{'type': 'text', 'text': turn.content}] if turn.content is string else turn.content)] %}"
+    "{% endfor %}{% set messages = turns.all +%}"
 )
 """Put before a template that reads a turn's text as a list of parts alone, as those of models that see do."""
 _FURTHER: Final[dict[str, tuple[Sequence[ChatTurn], Sequence[Tool]]]] = {

@@ -14,11 +14,11 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any, Final, Unpack, cast
+from typing import Any, Final, Protocol, Unpack, cast
 
 import numpy as np
 import torch
@@ -117,7 +117,8 @@ class _HuggingFaceText(nn.Module):
                 scoring["window"] = self._window
             return attend_next(query, key, value, **scoring)
 
-        inputs = {"input_ids": input_ids, "return_dict": True, **given}
+        tokens = {} if "inputs_embeds" in given else {"input_ids": input_ids}
+        inputs = {**tokens, "return_dict": True, **given}
         text = text_model(self.model)
         if self._windows is None:
             with attending(attend_layer):
@@ -254,8 +255,37 @@ class OwnDecoder(OwnText):
         return cast("tuple[Tensor, ...]", output.attentions)
 
 
-def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+class Sight(Protocol):
+    """What lets a decoder read images (`vision_language.py`)."""
+
+    def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceDecoder:
+        """Returns a model as a decoder whose prompts may have images."""
+
+    def own(self, model: nn.Module) -> OwnDecoder:
+        """Returns a model with its own attention."""
+
+    def fields(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        special_tokens: SpecialTokens,
+        chat_template: str | None,
+        *,
+        max_length: int,
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Returns fields of `ExportSource` for images, and notes.
+
+        Raises:
+            SourceError: Images cannot be served.
+        """
+
+
+def read_decoder(folder: ModelFolder, sight: Sight | None = None) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a causal language model.
+
+    Args:
+        folder: The folder.
+        sight: How images are read; None: they are not.
 
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
@@ -276,14 +306,21 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     give_experts(model, str(folder.path), None if folder.plain is None else folder.plain.path)
     length, notes = folder.length(model)
     with running(f"{folder.path}: {type(model).__name__}"):
-        module = _adapted(model, max_length=length)
+        module = _adapted(model, max_length=length) if sight is None else sight.adapt(model, max_length=length)
     _check_against_own_attention(folder, module)
-    notes += _leave_out_media(folder.config, model)
+    own_of: Callable[[nn.Module], OwnDecoder] = OwnDecoder
+    seen: dict[str, Any] = {}
+    if sight is None:
+        notes += _leave_out_media(folder.config, model)
+    else:
+        own_of = sight.own
+        seen, further = sight.fields(model, tokenizer, special_tokens, chat_template, max_length=length)
+        notes += further
     return (
         folder.source(
             model,
             module,
-            make_reference=lambda: OwnDecoder(folder.load(auto_class, attention=own_name)),
+            make_reference=lambda: own_of(folder.load(auto_class, attention=own_name)),
             tokenizer=tokenizer,
             special_tokens=special_tokens,
             prompt_prefix=_prompt_prefix(tokenizer),
@@ -291,6 +328,7 @@ def read_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
             chat_template=chat_template,
             sampling_defaults=defaults,
             evaluation=folder.evaluation(),
+            **seen,
         ),
         notes + more_notes + chat_notes,
     )

@@ -34,6 +34,8 @@ from headway_server.preprocessing.image import ImageLimits
 from headway_training.folders import first_line, labels_of, quiet
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
+PROCESSOR_FILE: Final = "processor_config.json"
+"""Where a processor of texts and images has the same, as newer folders do."""
 LEVEL: Final = 1 / 255
 """Largest difference of a channel, in 0 to 1, between our pixels and those of `transformers`: a level of rounding."""
 POSITION_BOUND: Final = 1e-4
@@ -46,7 +48,7 @@ _YOLOS_MULTIPLE: Final = 16
 """Multiple that YOLOS rounds sides down to, which its preprocessing does not state."""
 _SAMPLE_SIZES: Final = ((64, 48), (301, 517), (517, 301), (640, 480), (224, 224), (1000, 333))
 """Width and height of the images that preprocessing is compared on."""
-_LIMITS: Final = ImageLimits(max_bytes=2**26, max_pixels=2**24)
+LIMITS: Final = ImageLimits(max_bytes=2**26, max_pixels=2**24)
 _POOLINGS: Final = ("cls", "mean")
 
 
@@ -57,6 +59,13 @@ class _ImageModel(nn.Module):
         super().__init__()
         self.model = model
         self.is_bgr = is_bgr
+
+    @property
+    def num_leading_registers(self) -> int:
+        """Tokens behind the class token that are of no patch: registers, and what DeiT distils to."""
+        config, base = cast("Any", self.model).config, cast("Any", self.model).base_model
+        is_distilled = hasattr(getattr(base, "embeddings", None), "distillation_token")
+        return int(getattr(config, "num_register_tokens", None) or 0) + is_distilled
 
     def read(self, pixel_values: Tensor) -> Any:
         """(B, 3, height, width), RGB -> what the model answers."""
@@ -263,27 +272,40 @@ def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tup
         SourceError: It is not said, or a bundle cannot say it.
     """
     file = folder.path / PREPROCESSOR_FILE
+    processor = open_image_processor(folder)
+    is_bgr = bool(getattr(processor, "do_flip_channel_order", None))
+    try:
+        settings = _map(processor, of_any_size=of_any_size)
+        preprocessor = ImagePreprocessor(settings, LIMITS)
+    except (ValueError, BundleError) as error:
+        raise SourceError(f"{file}: {first_line(error)}; such preprocessing is not supported") from error
+    _check_pixels(folder, processor, preprocessor, settings, is_bgr=is_bgr)
+    return settings, is_bgr
+
+
+def open_image_processor(folder: ModelFolder) -> Any:
+    """Opens the image processor of `transformers` that resizes by Pillow.
+
+    Raises:
+        SourceError: It is not there, or cannot be read.
+    """
+    file = next(
+        (path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := folder.path / name).exists()),
+        folder.path / PREPROCESSOR_FILE,
+    )
     if not file.exists():
         raise SourceError(f"{folder.path}: has no {PREPROCESSOR_FILE}, which says how images are prepared")
     try:
         name = str(json.loads(file.read_bytes()).get("image_processor_type"))
         own: Any = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
-            processor = (own or AutoImageProcessor).from_pretrained(
+            return (own or AutoImageProcessor).from_pretrained(
                 folder.path,
                 **({} if own else {"backend": "pil", "trust_remote_code": False}),
                 local_files_only=True,
             )
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
-    is_bgr = bool(getattr(processor, "do_flip_channel_order", None))
-    try:
-        settings = _map(processor, of_any_size=of_any_size)
-        preprocessor = ImagePreprocessor(settings, _LIMITS)
-    except (ValueError, BundleError) as error:
-        raise SourceError(f"{file}: {first_line(error)}; such preprocessing is not supported") from error
-    _check_pixels(folder, processor, preprocessor, settings, is_bgr=is_bgr)
-    return settings, is_bgr
 
 
 def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
@@ -297,6 +319,15 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     square = _square_of(processor)
     if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
+    return ImagePreprocessing(**(square or _map_size(processor, of_any_size=of_any_size)), **normalization(processor))
+
+
+def normalization(processor: Any) -> dict[str, Any]:
+    """Returns the fields of `ImagePreprocessing` for the way that an image processor interpolates and normalises.
+
+    Raises:
+        ValueError: There are none.
+    """
     interpolation = Image.Resampling(processor.resample).name.lower()
     if interpolation not in _INTERPOLATIONS:
         raise ValueError(f"images are resized by {interpolation}, and {', '.join(_INTERPOLATIONS)} are known")
@@ -306,12 +337,11 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     mean, std = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,) * 3, (1.0,) * 3)
     if getattr(processor, "include_top", None):  # EfficientNet divides by it once more
         std = [value * again for value, again in zip(std, processor.image_std, strict=True)]
-    return ImagePreprocessing(
-        **(square or _map_size(processor, of_any_size=of_any_size)),
-        interpolation=cast("Any", interpolation),
-        mean=tuple((float(value) + offset) / factor for value in mean),
-        std=tuple(float(value) / factor for value in std),
-    )
+    return {
+        "interpolation": interpolation,
+        "mean": tuple((float(value) + offset) / factor for value in mean),
+        "std": tuple(float(value) / factor for value in std),
+    }
 
 
 def _square_of(processor: Any) -> dict[str, Any]:

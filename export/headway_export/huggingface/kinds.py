@@ -16,7 +16,7 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
-from headway_export.huggingface.decoders import check_decoder, read_decoder
+from headway_export.huggingface.decoders import check_decoder
 from headway_export.huggingface.detectors import DETECTORS, read_detector
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
@@ -55,10 +55,12 @@ from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.segmenters import ARCHITECTURES, read_segmenter
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
+from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
+from headway_export.huggingface.vision_language import read_seeing_decoder
 from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_export.space import check_disk
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Precision, Task
@@ -92,9 +94,11 @@ def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
 
 
 KINDS: Final = (
-    Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_decoder, check=check_decoder),
+    Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_seeing_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
+    Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
+    Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(
         task=Task.CAPTIONING,
         heads=CAPTIONERS,

@@ -52,13 +52,15 @@ _OF_TOKENIZERS: Final = frozenset((
     "max_len", "max_length", "model_input_names", "model_max_length", "model_specific_special_tokens", "name_or_path",
     "never_split", "num_madeup_words", "offset", "only_label_first_subword", "pad_to_multiple_of", "pad_token",
     "pad_token_box", "pad_token_label", "pad_token_type_id", "padding", "padding_side", "predict_timestamps",
-    "processor_class", "remove_space", "response_schema", "return_attention_mask", "return_overflowing_tokens",
+    "processor_class", "remove_space", "replace_word_delimiter_char", "response_schema",
+    "return_attention_mask", "return_overflowing_tokens",
     "return_token_type_ids", "sep_token", "sep_token_box", "separate_vocabs", "source_lang", "sp_model",
     "sp_model_kwargs", "space", "spaces_between_special_tokens", "special_tokens_map_file", "split_by_punct",
     "split_special_tokens", "src_lang", "stride", "strip_accents", "target_lang", "task", "tgt_lang",
     "tokenize_chinese_chars", "tokenizer_class", "tokenizer_file", "tokenizer_type", "transformers_version",
     "trim_offsets", "truncation", "truncation_side", "truncation_strategy", "unk_token", "use_default_system_prompt",
-    "use_fast", "video_token", "vocab_file", "vocab_size", "vocab_type", "wordpieces_prefix",
+    "use_fast", "video_token", "vocab_file", "vocab_size", "vocab_type", "word_delimiter_token",
+    "wordpieces_prefix",
 ))  # fmt: skip
 """What `transformers` puts into the tokenizer that a bundle has, what is read here, and what changes no id."""
 

@@ -8,20 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass
 from torch import nn
 
 from headway_export import parity, synthetic, tracing
 from headway_export.agreement import Rows, distributions
-from headway_export.candidate import Candidate, open_verifier, verifying_width
+from headway_export.candidate import (
+    Candidate,
+    media_of,
+    open_verifier,
+    pixel_values_of,
+    run_batch,
+    verifying_width,
+)
 from headway_export.differences import relative_errors
 from headway_export.errors import ParityError, SourceError
-from headway_export.graphs import DecoderAttentionGraph, DecoderGraph, HybridDecoderGraph, StatefulDecoderGraph
+from headway_export.graphs import (
+    DecoderAttentionGraph,
+    DecoderGraph,
+    HybridDecoderGraph,
+    ImageEncoderGraph,
+    SeeingDecoderGraph,
+    StatefulDecoderGraph,
+)
 from headway_export.inputs import (
     HELD_OUT_SHARE,
     LENGTHS,
@@ -39,16 +55,35 @@ from headway_export.reference import Reference
 from headway_export.rewriting import AddVerification
 from headway_export.source import EvaluationData, ExportSource, TextRow, find_chat_template, read_rows, validated
 from headway_export.tasks.task import ExportTask, Metric
-from headway_server.batching import Tensors
-from headway_server.bundles import Limits, StateTensor, TensorSpec
+from headway_server.batching import BatchGraph, Tensors
+from headway_server.bundles import (
+    IMAGE_EMBEDDINGS,
+    MEDIA_EMBEDDINGS,
+    MEDIA_POSITIONS,
+    POSITION_OFFSETS,
+    Limits,
+    StateTensor,
+    TensorSpec,
+    demanded,
+)
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.state import SlotState
+from headway_server.runtime import Session
 from headway_training.checkpoint import Checkpoint
 from headway_training.evaluation import evaluation_windows
-from headway_training.models.protocols import Decoder, HybridDecoder, StatefulDecoder, decoder_kind
+from headway_training.models.protocols import (
+    Decoder,
+    HybridDecoder,
+    SeeingDecoder,
+    StatefulDecoder,
+    decoder_kind,
+    sees,
+)
 
 _NUM_PREDICTIONS = (384, 2048)
 """The least and the most."""
+NUM_SHOWN = 16
+"""Images that variants are judged by, each before a text."""
 _START = 4
 """Tokens of a beginning that a generator goes on from."""
 _VERIFIED_BOUND = 1e-2
@@ -85,7 +120,9 @@ class Generation(ExportTask):
         """Traces a decoder, with a cache, with states or with both."""
         with tracing.following_the_protocol(asked.module):
             kind = decoder_kind(asked.module)
-        return trace_decoder(asked.module) if kind is Decoder else trace_stateful(asked.module)
+        if kind is not Decoder:
+            return trace_stateful(asked.module)
+        return trace_seeing_decoder(asked) if sees(asked.module) else trace_decoder(asked.module)
 
     def check_attention(self, module: nn.Module) -> None:
         """Refuses a decoder with a state."""
@@ -138,6 +175,8 @@ class Generation(ExportTask):
                 comparison.add_greedy(found.argmax(axis=-1), expected, where, again)
                 written.append((text, decoded, expected[-len(decoded) :]))
             comparison.num_shapes += len(set(rows))
+        if candidate.source.image_prompt is not None:
+            _compare_images(candidate, reference, comparison, session)
         assert runner is not None, "there is a batch"
         _take_back(runner, written, verifying_width(candidate))
         state = runner.state
@@ -169,8 +208,12 @@ class Generation(ExportTask):
                 yield DecoderText(token_ids=ids[start:end])
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
-        """Returns windows of texts that are given, or texts that the model writes."""
-        return _windows_of_given(draw) if draw.source.texts else _written(draw)
+        """Returns windows of texts that are given, or texts that the model writes; some of them after an image."""
+        judged, calibration = _windows_of_given(draw) if draw.source.texts else _written(draw)
+        if draw.source.image_prompt is None:
+            return judged, calibration
+        shown = _after_images(draw, judged, NUM_SHOWN)
+        return [*judged, *shown], [*calibration, *_after_images(draw, calibration, NUM_SHOWN // 2)]
 
     def hold_out(self, source: ExportSource, data: EvaluationData) -> tuple[EvaluationData, EvaluationData] | None:
         """Takes the end of each of a few long texts."""
@@ -206,6 +249,51 @@ class Generation(ExportTask):
 
 
 # Parity
+
+
+def _compare_images(
+    candidate: Candidate, reference: Reference, comparison: parity.Comparison, session: Session
+) -> None:
+    """Holds embeddings of tiles, alone and together, and prompts with images, against PyTorch.
+
+    Raises:
+        ParityError: They differ.
+    """
+    source = candidate.source
+    prompt, limit = demanded(source.image_prompt), source.limits.max_total_tokens
+    assert limit is not None, "the source has read the module's length"
+    tiles = _sample_tiles(source)
+    graph = BatchGraph(candidate.runtime.open(candidate.bundle, candidate.variant.graphs["image_encoder"]))
+    for rows in (tiles[:1], tiles, _sample_tiles(source, is_upright=True)[:1]):
+        found = [outputs[IMAGE_EMBEDDINGS] for outputs in run_batch(graph, [{"pixel_values": tile} for tile in rows])]
+        for tile, embedding in zip(rows, found, strict=True):
+            again = partial(reference.tile_embeddings, tile)
+            comparison.add(IMAGE_EMBEDDINGS, embedding, again(), f"batch {len(rows)} of images", again)
+        comparison.num_shapes += 1
+    sampled = parity.sample_tokens(source, candidate.vocab_size, 16, frame=False)
+    texts = [_without(text, prompt.token) for text in sampled]
+    for count in (1, 2):
+        image = [prompt.token] * _num_tokens(source, tiles[0])
+        ids = np.concatenate([texts[0][:5], *[image, texts[1][:7]] * count])
+        if len(ids) + parity.DECODED_TOKENS > limit:
+            continue
+        shown = tiles[:count]
+        [embedded] = candidate.embed_tiles([shown])
+        runner = candidate.open_decoder(1, max_length=len(ids) + parity.DECODED_TOKENS, session=session)
+        asked = np.arange(len(ids) - 12, len(ids))
+        steps = [parity.read_text(runner, 0, ids, asked, media=media_of(source, ids, shown, embedded))]
+        for _ in range(parity.DECODED_TOKENS):
+            token = _without(steps[-1][-1:].argmax(axis=-1), prompt.token)  # PyTorch would look for its image
+            steps.append(runner.decode(token, np.array([len(ids)])).copy())
+            ids = np.append(ids, token)
+        found_logits = np.concatenate(steps)
+        asked = np.arange(len(ids) - len(found_logits), len(ids))
+        where = f"prompt of {len(ids)} tokens with {count} images"
+        again = partial(reference.image_logits, shown, ids, asked)
+        expected = again()
+        comparison.add("logits", found_logits, expected, where, again)
+        comparison.add_greedy(found_logits.argmax(axis=-1), expected, where, again)
+        comparison.num_shapes += 1
 
 
 def _take_back(
@@ -310,6 +398,57 @@ def _written(draw: Draw) -> tuple[list[Any], list[Any]]:
     return _with_long(draw, judged, len(prefix), half), _with_long(draw, calibration, len(prefix), 1)
 
 
+def _after_images(draw: Draw, texts: Sequence[DecoderText], count: int) -> list[DecoderText]:
+    """Puts a drawn image of one tile before the first tokens of texts."""
+    source = draw.source
+    prompt, limit = demanded(source.image_prompt), demanded(source.limits.max_total_tokens)
+    height, width = _tile_size(source)
+    tiles = _as_tiles(source, pixel_values_of(source, synthetic.draw_images(count, height, width, draw.generator)))
+    image = np.full(_num_tokens(source, tiles[0]), prompt.token)
+    return [
+        DecoderText(
+            token_ids=np.concatenate([image, _without(text.token_ids[: LENGTHS[1]], prompt.token)])[:limit],
+            num_given=len(image) + 1,
+            images=tile[np.newaxis],
+        )
+        for text, tile in zip(cycle(texts), tiles, strict=False)
+        if len(image) + 1 < limit
+    ]
+
+
+def _tile_size(source: ExportSource) -> tuple[int, int]:
+    """Returns height and width of a tile, or of a small image of a model of any size."""
+    sizes = demanded(source.image_preprocessing)
+    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.resize == "pixels" else (sizes.height, sizes.width)
+
+
+def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[np.float32]:
+    """Returns three tiles, or images of a model of any size, which may be upright."""
+    height, width = _tile_size(source)[:: -1 if is_upright else 1]
+    images = np.random.default_rng(parity.SEED).integers(0, 256, (3, height, width, 3)).astype(np.uint8)
+    return _as_tiles(source, pixel_values_of(source, images))
+
+
+def _as_tiles(source: ExportSource, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N, 3, height, width) -> the same, or (N, 3, rows, cell, columns, cell) of a model of any size."""
+    sizes = demanded(source.image_preprocessing)
+    if sizes.resize != "pixels":
+        return pixels
+    count, channels, height, width = pixels.shape
+    side = sizes.multiple
+    return pixels.reshape(count, channels, height // side, side, width // side, side)
+
+
+def _num_tokens(source: ExportSource, tile: NDArray[np.float32]) -> int:
+    """Returns the tokens of a tile."""
+    return demanded(source.image_prompt).tokens_per_tile or tile.shape[1] * tile.shape[3]
+
+
+def _without(token_ids: NDArray[np.int64], token: int) -> NDArray[np.int64]:
+    """Returns tokens, (T,), with another one in place of `token`."""
+    return np.where(token_ids == token, max(token - 1, 0), token_ids)
+
+
 def _with_long(draw: Draw, texts: list[NDArray[np.int64]], num_prefix: int, wanted: int) -> list[DecoderText]:
     """Adds texts of the model's length that are joined from the others, of `wanted` tokens in all, one at least."""
     limit = draw.source.limits.max_total_tokens
@@ -358,6 +497,32 @@ def trace_decoder(module: nn.Module) -> tracing.TracedModel:
     decoder = tracing.trace_graph("decoder", module, DecoderGraph(module), inputs)
     state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)
     return tracing.TracedModel(graphs=(decoder,), state=state)
+
+
+def trace_seeing_decoder(asked: tracing.Traceable) -> tracing.TracedModel:
+    """Traces a decoder with a cache whose prompts may have images, and what embeds these."""
+    module, graph = asked.module, ImageEncoderGraph(asked.module)
+    side = cast("SeeingDecoder", module).cell
+    if side is None:
+        encoder = tracing.trace_graph("image_encoder", module, graph, [asked.pixels])
+        width = encoder.outputs[0].shape[-1]
+    else:
+        pixels = tracing.make_spec("pixel_values", "float32", "batch", 3, "rows", side, "columns", side)
+        with tracing.following_the_protocol(module):
+            width = graph(torch.zeros(1, 3, 2, side, 2, side))[IMAGE_EMBEDDINGS].shape[-1]
+        embeddings = tracing.make_spec(IMAGE_EMBEDDINGS, "float32", "batch", "tokens", width)
+        encoder = tracing.trace_graph("image_encoder", module, graph, [pixels], outputs=[embeddings])
+    past = tracing.past_specs(module, has_source=False)
+    media = [
+        tracing.make_spec(MEDIA_POSITIONS, "int64", "media"),
+        tracing.make_spec(MEDIA_EMBEDDINGS, "float32", "media", width),
+    ]
+    if cast("SeeingDecoder", module).has_grid_positions:
+        media.append(tracing.make_spec(POSITION_OFFSETS, "int64", "slots", "length", 3))
+    inputs = [*(tracing.make_spec(*step) for step in tracing.STEP_INPUTS), *media, *past]
+    decoder = tracing.trace_graph("decoder", module, SeeingDecoderGraph(module), inputs)
+    state = tracing.caches_of(decoder, past, max_length=cast("Decoder", module).max_length)
+    return tracing.TracedModel(graphs=(encoder, decoder), state=state)
 
 
 def trace_stateful(module: nn.Module) -> tracing.TracedModel:

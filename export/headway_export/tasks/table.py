@@ -25,6 +25,8 @@ TASKS: Final[dict[Task, str]] = {
     Task.IMAGE_GENERATION: "headway_export.tasks.image_generation:ImageGeneration",
     Task.SPEECH_SYNTHESIS: "headway_export.tasks.speech_synthesis:SpeechSynthesis",
     Task.TRANSCRIPTION: "headway_export.tasks.transcription:Transcription",
+    Task.CTC_TRANSCRIPTION: "headway_export.tasks.sounds:CtcTranscription",
+    Task.AUDIO_CLASSIFICATION: "headway_export.tasks.sounds:AudioClassification",
     Task.TEXT_SCORING: "headway_export.tasks.text:TextScoring",
     Task.QUESTION_ANSWERING: "headway_export.tasks.text:QuestionAnswering",
     Task.FILL_MASK: "headway_export.tasks.text:FillMask",

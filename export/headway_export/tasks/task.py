@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from onnx_ir.passes import InPlacePass
 
 from headway_export.errors import SourceError
-from headway_export.graphs import AttentionGraph, StatelessAttentionGraph, kernel_problem
+from headway_export.graphs import AttentionGraph, StatelessAttentionGraph, kernel_problem, returns_attention
 from headway_export.source import read_evaluation
 from headway_server.bundles import Tagging, Task, TensorSpec, demanded
 
@@ -180,7 +180,7 @@ class ExportTask(ABC):
         Raises:
             SourceError: They cannot.
         """
-        if (problem := kernel_problem(module)) is not None:
+        if (problem := kernel_problem(module)) is not None and not returns_attention(module):
             raise SourceError(
                 f"{type(module).__name__}: {problem}; the attention of its encoder is computed by a function kernel of "
                 "query, key and value: give it one (docs/bring-your-own.md), or leave out --attention"

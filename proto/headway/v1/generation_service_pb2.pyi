@@ -301,6 +301,38 @@ class ToolCall(_message.Message):
 Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
+class ContentPart(_message.Message):
+    """A part of a turn: a text or an image."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    IMAGE_ID_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """A text."""
+    image: _builtins.bytes
+    """An encoded image: a JPEG, PNG, WebP, BMP or GIF file. For models with the capability `read_image`."""
+    image_id: _builtins.str
+    """Id of a prepared image (ImageService.PrepareImage)."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+        image_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "part", b"part", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "part", b"part", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "image_id"]  # noqa: Y015
+    _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
     """One turn of a conversation."""
 
@@ -311,10 +343,11 @@ class ChatMessage(_message.Message):
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """Who speaks."""
     content: _builtins.str
-    """What they say; of ROLE_TOOL, the tool's result. Empty only for ROLE_ASSISTANT and ROLE_TOOL."""
+    """What they say; of ROLE_TOOL, the tool's result. Empty only for ROLE_ASSISTANT and ROLE_TOOL, or where `parts` are set."""
     reasoning: _builtins.str
     """Reasoning before it, from `GeneratedText.reasoning`. Only of an assistant's turn. The model's chat template decides
     whether the model sees it. Default: empty.
@@ -325,6 +358,10 @@ class ChatMessage(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """Calls that the assistant made, as `GeneratedText.tool_calls` had them. Only of an assistant's turn. At most 128."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """Texts and images in their order, in place of `content`. At most 256. A call has at most 64 images."""
+
     def __init__(
         self,
         *,
@@ -333,10 +370,11 @@ class ChatMessage(_message.Message):
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -120,7 +120,8 @@ class TranscribeSpeechRequest(_message.Message):
     @_builtins.property
     def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode, for every audio of the call. max_length_ratio must not be set: audio has no tokens. max_new_tokens
-        counts for each window. hypothesis_count above 1 is for audio of at most one window.
+        counts for each window. hypothesis_count above 1 is for audio of at most one window. A model without a decoder takes
+        the likeliest token of each frame, and refuses what would change that.
         """
 
     def __init__(
@@ -145,6 +146,36 @@ class TranscribeSpeechRequest(_message.Message):
 Global___TranscribeSpeechRequest: _TypeAlias = TranscribeSpeechRequest  # noqa: Y015
 
 @_typing.final
+class SpeechWord(_message.Message):
+    """A word of a transcript."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    START_SECONDS_FIELD_NUMBER: _builtins.int
+    END_SECONDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The word."""
+    start_seconds: _builtins.float
+    """When it begins, from the beginning of the audio."""
+    end_seconds: _builtins.float
+    """When it ends, from the beginning of the audio."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        start_seconds: _builtins.float = ...,
+        end_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_seconds", b"end_seconds", "start_seconds", b"start_seconds", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpeechWord: _TypeAlias = SpeechWord  # noqa: Y015
+
+@_typing.final
 class SpeechSegment(_message.Message):
     """A part of a transcript."""
 
@@ -155,6 +186,7 @@ class SpeechSegment(_message.Message):
     END_SECONDS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     MEAN_LOG_PROBABILITY_FIELD_NUMBER: _builtins.int
+    WORDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text of the segment, including a leading space."""
     start_seconds: _builtins.float
@@ -162,10 +194,16 @@ class SpeechSegment(_message.Message):
     end_seconds: _builtins.float
     """When it ends, from the beginning of the audio."""
     mean_log_probability: _builtins.float
-    """Mean natural logarithm of the probabilities of its window's tokens; a value far below -1 is doubtful."""
+    """Mean natural logarithm of the probabilities of its window's tokens; a value far below -1 is doubtful. Of a model
+    without a decoder, the mean over the segment's frames.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Its tokens, including timestamps."""
+
+    @_builtins.property
+    def words(self) -> _containers.RepeatedCompositeFieldContainer[Global___SpeechWord]:
+        """Its words with their times, of a model without a decoder; empty of others."""
 
     def __init__(
         self,
@@ -175,10 +213,11 @@ class SpeechSegment(_message.Message):
         end_seconds: _builtins.float = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         mean_log_probability: _builtins.float = ...,
+        words: _abc.Iterable[Global___SpeechWord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_seconds", b"end_seconds", "mean_log_probability", b"mean_log_probability", "start_seconds", b"start_seconds", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_seconds", b"end_seconds", "mean_log_probability", b"mean_log_probability", "start_seconds", b"start_seconds", "text", b"text", "token_ids", b"token_ids", "words", b"words"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

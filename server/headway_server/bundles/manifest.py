@@ -14,11 +14,13 @@ Axis names used in tensor shapes:
     points         points of a prompt
     masks          masks of a text
     height, width  sides of an image whose proportions are kept
+    media          tokens of a step whose embeddings are given
     frames         frames of codes that are decoded in a run
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +55,15 @@ LIKELIEST_LOGITS = "likeliest_logits"
 """Their logits, (slots, logits_length, likeliest) float32."""
 EXPONENTIAL_MEANS = "exponential_means"
 """The means of exp(logits) over the vocabulary, (slots, logits_length) float32."""
+MEDIA_EMBEDDINGS = "media_embeddings"
+"""Input of a decoder whose prompts may have images: embeddings that replace those of tokens, (media, width) float32."""
+MEDIA_POSITIONS = "media_positions"
+"""Input of such a decoder: places of these tokens among all of the step, row by row, (media) int64."""
+POSITION_OFFSETS = "position_offsets"
+"""Input of a decoder whose images have positions of a grid: (slots, length, 3) int64, added to `position_ids` for the
+place of a token, its row and its column."""
+IMAGE_EMBEDDINGS = "embeddings"
+"""Output of a graph `image_encoder`: (batch, tokens, width) float32."""
 SEGMENTATION_TENSORS = (("points", "point_labels", "earlier_mask", "has_earlier_mask"), ("masks", "predicted_iou"))
 """Inputs of a segmentation decoder after those that the encoder gives, and its outputs (docs/graphs.md)."""
 DIFFUSION_TENSORS = {
@@ -87,6 +98,8 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+_MOST_TILES: Final = 64
+"""The most tiles of an image."""
 Thousandth = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
 FilePath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")]
@@ -101,6 +114,7 @@ class Task(StrEnum):
     TEXT_TO_TEXT = "text_to_text"
     CAPTIONING = "captioning"
     TRANSCRIPTION = "transcription"
+    CTC_TRANSCRIPTION = "ctc_transcription"
     TEXT_CLASSIFICATION = "text_classification"
     TOKEN_CLASSIFICATION = "token_classification"  # noqa: S105 (a task, not a password)
     IMAGE_CLASSIFICATION = "image_classification"
@@ -112,6 +126,7 @@ class Task(StrEnum):
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
+    AUDIO_CLASSIFICATION = "audio_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     TENSORS = "tensors"
 
@@ -188,8 +203,8 @@ class Graph(Record):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     run_bytes: Annotated[int, Field(ge=1)] | None = None
-    """Memory of a run with one text of `max_input_tokens`, beside the weights, by the values of the fp32 graph. None
-    for a model of texts of at most 1,024 tokens, and of other inputs."""
+    """Memory of a run with one text of `max_input_tokens`, or one sound of `window_samples`, beside the weights, by the
+    values of the fp32 graph. None for a model of texts of at most 1,024 tokens, and of other inputs."""
 
 
 class StateTensor(Record):
@@ -314,6 +329,7 @@ GraphRole = Literal[
     "vae_encoder",
     "text_encoder",
     "codec_decoder",
+    "image_encoder",
     "attention",
 ]
 """Role of a graph."""
@@ -325,7 +341,8 @@ class Variant(Record):
     device: Literal["cpu", "cuda"]
     """Intended device."""
     graphs: dict[GraphRole, Graph]
-    """The graphs of `TASK_PARTS` for the task, and `attention` if attention weights are available."""
+    """The graphs of `TASK_PARTS` for the task, `image_encoder` if prompts may have images, and `attention` if attention
+    weights are available."""
     state: tuple[StateTensor, ...] = ()
     cross: tuple[str, ...] = ()
     """Encoder outputs, (batch, heads, length, head_dim), which are inputs of every decoder step under the same
@@ -435,16 +452,19 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "longer_side", "fit"]
+    resize: Literal["stretch", "shorter_side", "longer_side", "fit", "pixels"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
     below is 0 in `pixel_values`. `fit`: to a shorter side of `resize_size`, or of less where the longer one would
     exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have the axes `height`
-    and `width`."""
+    and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as
+    far as that allows; `height` and `width` are the sides of the largest square."""
     resize_size: Size | None = None
     multiple: Size = 1
-    """Both sides of an image are rounded down to multiples of it; for `fit`."""
+    """Both sides of an image are multiples of it, rounded down for `fit`."""
+    min_pixels: Size | None = None
+    max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, for `shorter_side`."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
@@ -455,9 +475,14 @@ class ImagePreprocessing(Record):
     """Standard deviation of each channel, by which the difference is divided."""
 
     @property
+    def keeps_proportions(self) -> bool:
+        """True if the graphs read images of many sizes."""
+        return self.resize in ("fit", "pixels")
+
+    @property
     def axes(self) -> tuple[int | str, int | str]:
         """Axes of an image in the graphs, rows and columns: numbers, or names where images keep their proportions."""
-        return ("height", "width") if self.resize == "fit" else (self.height, self.width)
+        return ("height", "width") if self.keeps_proportions else (self.height, self.width)
 
     @property
     def largest(self) -> tuple[int, int]:
@@ -484,6 +509,18 @@ class ImagePreprocessing(Record):
         scale = self.height / max(width, height)
         return max(int(width * scale + 0.5), 1), max(int(height * scale + 0.5), 1)
 
+    def with_pixels(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `pixels`, as image processors of Qwen2-VL compute them."""
+        least, most, multiple = demanded(self.min_pixels), demanded(self.max_pixels), self.multiple
+        sides = [max(round(side / multiple), 1) * multiple for side in (width, height)]
+        if sides[0] * sides[1] > most:
+            shrinks = math.sqrt(height * width / most)
+            sides = [max(multiple, math.floor(side / shrinks / multiple) * multiple) for side in (width, height)]
+        elif round(width / multiple) * round(height / multiple) * multiple**2 < least:
+            grows = math.sqrt(least / (height * width))
+            sides = [math.ceil(side * grows / multiple) * multiple for side in (width, height)]
+        return sides[0], sides[1]
+
     def _rounded(self, side: int) -> int:
         """Returns the multiple below a side, and at least one."""
         return max(side - side % self.multiple, self.multiple)
@@ -494,9 +531,70 @@ class ImagePreprocessing(Record):
             raise ValueError("image_preprocessing: fit needs resize_size, and one limit as height and width")
         if self.resize == "longer_side" and (self.resize_size is not None or self.height != self.width):
             raise ValueError("image_preprocessing: longer_side needs one size as height and width, and no resize_size")
-        if self.resize != "fit" and self.multiple != 1:
-            raise ValueError(f"image_preprocessing: multiple is for fit, and resize is {self.resize}")
+        if not self.keeps_proportions and self.multiple != 1:
+            raise ValueError(f"image_preprocessing: multiple is for fit and pixels, and resize is {self.resize}")
+        if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
+            raise ValueError("image_preprocessing: pixels needs min_pixels and max_pixels")
+        if self.resize == "pixels" and self.height * self.width > demanded(self.max_pixels):
+            raise ValueError("image_preprocessing: height and width have more than max_pixels")
         return self
+
+
+class ImageTiles(Record):
+    """Division of an image into tiles, each of the height and width of `image_preprocessing`."""
+
+    fit: Literal["longer_side", "proportions"]
+    """`longer_side`: the image is resized to a longer side of `longer_side`, keeping proportions, then up to whole
+    tiles. `proportions`: it is resized to the grid of `min_count` to `max_count` tiles whose proportions are nearest;
+    of several, to the largest whose half the image covers."""
+    longer_side: Size | None = None
+    min_count: Size = 1
+    max_count: Size | None = None
+
+    def most_tiles(self, side: int) -> int:
+        """Returns the number of tiles of an image at most, without the overview; `side` is a tile's in pixels."""
+        if self.fit == "proportions":
+            return demanded(self.max_count)
+        return math.ceil(demanded(self.longer_side) / side) ** 2
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> ImageTiles:
+        size = self.longer_side if self.fit == "longer_side" else self.max_count
+        if size is None:
+            raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
+        if self.max_count is not None and not self.min_count <= self.max_count <= _MOST_TILES:
+            raise ValueError(f"tiles: min_count is at most max_count, and that at most {_MOST_TILES}")
+        return self
+
+
+class ImagePrompt(Record):
+    """The place of images in the prompts of a generation model."""
+
+    marker: str
+    """Text that the chat template writes for an image; a token of the tokenizer."""
+    token: Index
+    """Token that stands for an embedding."""
+    embedding: str
+    """The same as text."""
+    tokens_per_tile: Size | None
+    """Embeddings of a tile; None for one of each square of `multiple` pixels of `image_preprocessing`."""
+    positions: Literal["sequence", "grid"] = "sequence"
+    """Positions of an image's tokens. `grid`: row and column in it beside their place, and the next token follows the
+    longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1)."""
+    before: str = ""
+    """Text before an image."""
+    tile: str = ""
+    """Text before each tile, with {row} and {column} from 1."""
+    row_end: str = ""
+    """Text after a row of tiles."""
+    rows_end: str = ""
+    """Text after all rows."""
+    overview: str = ""
+    """Text before the whole image as one tile, which follows its tiles."""
+    after: str = ""
+    """Text after an image."""
+    tiles: ImageTiles | None = None
+    """None: an image is one tile."""
 
 
 class AudioPreprocessing(Record):
@@ -534,6 +632,123 @@ class AudioPreprocessing(Record):
                 f"most a window of {self.window_samples} samples"
             )
         return self
+
+
+class FilterBank(Record):
+    """Logarithms of a mel filter bank's energies, of frames of samples; docs/speech.md has the formula."""
+
+    num_mel_bins: Size
+    fft_size: Size
+    """Samples of a Fourier transform."""
+    frame_length: Size
+    """Samples of a frame, under a symmetric window."""
+    hop_length: Size
+    """Samples between frames."""
+    window: Literal["hann", "povey"]
+    """`povey`: Hann's to the power of 0.85."""
+    mel_scale: Literal["slaney", "kaldi"]
+    """`slaney`: filters of equal area, triangles over frequencies. `kaldi`: filters of equal height, over mels."""
+    min_frequency: Annotated[float, Field(ge=0)] = 0.0
+    max_frequency: Positive
+    is_centered: bool = False
+    """True if a frame is around its place, and the audio is continued by zeros; one lies behind it otherwise."""
+    scale: Positive = 1.0
+    """Factor of samples."""
+    preemphasis: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the sample before each that is subtracted from it."""
+    preemphasizes: Literal["frames", "audio"] = "frames"
+    removes_offset: bool = False
+    """True if the mean of each frame is subtracted from it."""
+    floor: Positive
+    """Smallest energy, or with `adds_floor` what is added to each."""
+    adds_floor: bool = False
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> FilterBank:
+        if self.frame_length > self.fft_size or self.min_frequency >= self.max_frequency:
+            raise ValueError(
+                f"filter_bank: frame_length {self.frame_length} is at most fft_size {self.fft_size}, and min_frequency "
+                f"{self.min_frequency:g} below max_frequency {self.max_frequency:g}"
+            )
+        return self
+
+
+class Normalization(Record):
+    """Normalization of a model's input."""
+
+    of: Literal["all", "bins", "constants"]
+    """To a mean of 0 and a variance of 1, over the whole input or each mel bin by itself; or by the two below."""
+    mean: float = 0.0
+    std: Positive = 1.0
+    epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """Added to the variance, or with `in_deviation` to its root."""
+    in_deviation: bool = False
+
+
+class SoundPreprocessing(Record):
+    """Preprocessing of audio for a graph `model`.
+
+    The graph reads `input_values`, float32 (batch, samples), or with a filter bank `input_features`, float32 (batch,
+    frames, num_mel_bins times stacked_frames).
+    """
+
+    sampling_rate: Size
+    """Sample rate of mono audio, in Hz."""
+    filter_bank: FilterBank | None = None
+    normalization: Normalization | None = None
+    stacked_frames: Size = 1
+    """Neighbouring frames that become one."""
+    num_frames: Size | None = None
+    """Frames that features are cut or filled with zeros to, before they are normalized; None: as many as there are."""
+    min_samples: Size
+    """Shorter audio is filled with silence."""
+    window_samples: Size
+    """Most samples of an input."""
+
+    @property
+    def input_name(self) -> str:
+        """Name of the graph's input."""
+        return "input_values" if self.filter_bank is None else "input_features"
+
+    @property
+    def axes(self) -> tuple[int | str, ...]:
+        """Axes of the graph's input but the batch's."""
+        if self.filter_bank is None:
+            return ("samples",)
+        return (self.num_frames or "frames", self.filter_bank.num_mel_bins * self.stacked_frames)
+
+    def num_values(self, num_samples: int) -> int:
+        """Returns the most numbers of the input of so many samples."""
+        num_samples = max(num_samples, self.min_samples)
+        if self.filter_bank is None:
+            return num_samples
+        num_frames = self.num_frames or num_samples // self.filter_bank.hop_length + 1
+        return num_frames * self.filter_bank.num_mel_bins
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> SoundPreprocessing:
+        if self.min_samples > self.window_samples:
+            raise ValueError(f"sound: min_samples {self.min_samples} is at most window_samples, {self.window_samples}")
+        is_of_features = self.stacked_frames > 1 or self.num_frames is not None
+        is_of_bins = self.normalization is not None and self.normalization.of == "bins"
+        if self.filter_bank is None and (is_of_features or is_of_bins):
+            raise ValueError("sound.filter_bank: stacked_frames, num_frames and a normalization of bins need it")
+        return self
+
+
+class Ctc(Record):
+    """Connectionist temporal classification (Graves et al. 2006): a token or a blank for each frame of audio.
+
+    The graph has the output `logits`, float32 (batch, output_frames, tokens).
+    """
+
+    blank: Index
+    """Token that writes nothing, and parts equal neighbours."""
+    word_delimiter: Index | None = None
+    """Token between words; None: the first token of a word begins with U+2581."""
+    samples_per_frame: Size
+    stride_samples: Index
+    """Samples at either end of a window whose frames are taken from its neighbour, of audio longer than a window."""
 
 
 class SpeechTokens(Record):
@@ -909,9 +1124,15 @@ class Manifest(Record):
     word_boxes: WordBoxes | None = None
     """Of a token classifier that reads pages; None: it reads texts."""
     image_preprocessing: ImagePreprocessing | None = None
+    image_prompt: ImagePrompt | None = None
+    """Of a generation model whose conversations may have images."""
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
     audio_preprocessing: AudioPreprocessing | None = None
+    sound: SoundPreprocessing | None = None
+    """Audio of a model without a decoder."""
+    ctc: Ctc | None = None
+    """None but for ctc_transcription."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     diffusion: Diffusion | None = None
@@ -927,7 +1148,7 @@ class Manifest(Record):
     suppressed_tokens: tuple[Index, ...] = ()
     """Tokens that are never generated; their probabilities are not redistributed."""
     media_tokens: tuple[Index, ...] = ()
-    """Tokens that stand for images or sounds, which the model does not read: a prompt with one is refused."""
+    """Tokens that stand for images or sounds. A prompt with one is refused, unless it is an image's own."""
     opset: int
     """The highest opset of the graphs; required of a runtime for every variant."""
     libraries: dict[str, str]
@@ -967,6 +1188,7 @@ class Manifest(Record):
             parts.check(self)
         if (
             self.image_preprocessing is not None
+            and self.image_prompt is None
             and self.patches is None
             and any("attention" in variant.graphs for variant in self.variants.values())
         ):
@@ -980,6 +1202,8 @@ class Manifest(Record):
             raise ValueError("variants: at least one is needed")
         is_text_conditioned = self.diffusion is not None and self.diffusion.condition == "text"
         graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
+        if self.image_prompt is not None:
+            graphs += ("image_encoder",)
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1036,6 +1260,22 @@ class TaskParts:
     """A further check; raises ValueError."""
 
 
+def _check_image_prompt(manifest: Manifest) -> None:
+    """Checks that a model with images in its prompts has all that they need."""
+    if manifest.image_prompt is None:
+        return
+    prompt, sizes = manifest.image_prompt, manifest.image_preprocessing
+    if sizes is None or sizes.resize == "fit":
+        raise ValueError("image_prompt: needs image_preprocessing to one size, or to pixels")
+    is_of_cells = sizes.resize == "pixels"
+    if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
+        raise ValueError("image_prompt: tokens_per_tile and tiles are of images that have one size")
+    if prompt.positions == "grid" and not is_of_cells:
+        raise ValueError("image_prompt.positions: grid is of images of any size")
+    if manifest.image_prompt.token not in manifest.media_tokens:
+        raise ValueError("image_prompt.token: is not among media_tokens")
+
+
 def _check_tags(manifest: Manifest) -> None:
     try:
         _ = manifest.tags
@@ -1074,6 +1314,18 @@ def _check_speech(manifest: Manifest) -> None:
         raise ValueError(
             f"audio_preprocessing: a window of {audio.num_frames} frames is not a multiple of "
             f"limits.max_input_tokens, {positions}"
+        )
+
+
+def _check_ctc(manifest: Manifest) -> None:
+    sound, ctc = manifest.sound, manifest.ctc
+    assert sound is not None, "`TASK_PARTS` requires it"
+    assert ctc is not None, "`TASK_PARTS` requires it"
+    unit = ctc.samples_per_frame
+    if ctc.stride_samples % unit or sound.window_samples % unit or 2 * ctc.stride_samples >= sound.window_samples:
+        raise ValueError(
+            f"ctc: stride_samples {ctc.stride_samples} and sound.window_samples {sound.window_samples} are multiples "
+            f"of samples_per_frame, {unit}, and two strides are shorter than a window"
         )
 
 
@@ -1175,6 +1427,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
         files=(TOKENIZER_FILE,),
         takes_chat_template=True,
+        check=_check_image_prompt,
     ),
     Task.TRANSLATION: TaskParts(
         graphs=("encoder", "decoder"),
@@ -1194,6 +1447,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         files=(TOKENIZER_FILE,),
         check=_check_speech,
     ),
+    Task.CTC_TRANSCRIPTION: TaskParts(needs=("sound", "ctc"), files=(TOKENIZER_FILE,), check=_check_ctc),
     Task.TEXT_TO_TEXT: TaskParts(
         graphs=("encoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens"),
@@ -1214,6 +1468,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.IMAGE_GENERATION: TaskParts(
         graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
+    Task.AUDIO_CLASSIFICATION: TaskParts(needs=("labels", "sound")),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),

@@ -39,6 +39,32 @@ class EncoderInput:
         return cls({"input_features": input_features}, num_positions)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptMedia:
+    """Embeddings in a prompt, in place of those of its tokens: its images."""
+
+    positions: NDArray[np.int64]
+    """(M,) places in the prompt, rising."""
+    embeddings: NDArray[np.float32]
+    """(M, D)"""
+    keys: tuple[bytes, ...]
+    """(M,) what identifies each embedding; images of different content or callers have none in common."""
+    offsets: NDArray[np.int64] | None = None
+    """(T, 3) what is added to the position of each token of the prompt for its place, row and column; None: nothing."""
+
+    def between(self, start: int, stop: int) -> PromptMedia | None:
+        """Returns those of tokens `start` to before `stop`, with places from `start` on; None if there are none."""
+        first, last = np.searchsorted(self.positions, [start, stop]).tolist()
+        if first == last and self.offsets is None:
+            return None
+        return PromptMedia(
+            self.positions[first:last] - start,
+            self.embeddings[first:last],
+            self.keys[first:last],
+            None if self.offsets is None else self.offsets[start:stop],
+        )
+
+
 class EncodedSource(Protocol):
     """Encoder output of one input. The engine passes it to the decoder unchanged."""
 
@@ -98,14 +124,24 @@ class Decoder(Protocol):
     ranking: Ranking | None
     """Ranking of the last `decode`, until the next one; None if the decoder does not rank logits."""
 
-    def prefill(self, slot: int, token_ids: NDArray[np.int64], start: int, source: Any = None) -> NDArray[np.float32]:
+    def prefill(
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        start: int,
+        source: Any = None,
+        *,
+        media: PromptMedia | None = None,
+    ) -> NDArray[np.float32]:
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
 
         The logits are valid until the next call, like those of `decode`. `source` is the `EncodedSource` that the
-        tokens attend to, if there is one.
+        tokens attend to, if there is one. `media` are embeddings in place of some tokens', by their places among them.
         """
 
-    def score(self, slot: int, token_ids: NDArray[np.int64], start: int) -> NDArray[np.float32]:
+    def score(
+        self, slot: int, token_ids: NDArray[np.int64], start: int, *, media: PromptMedia | None = None
+    ) -> NDArray[np.float32]:
         """Reads tokens as `prefill` does; returns a new array of the logits (T, V) after each of them."""
 
     def decode(

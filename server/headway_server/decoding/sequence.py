@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.decoding.interfaces import EncodedSource, EncoderInput, OutputAssembler
+from headway_server.decoding.interfaces import EncodedSource, EncoderInput, OutputAssembler, PromptMedia
 from headway_server.decoding.parameters import SamplingParameters, SearchParameters
 from headway_server.decoding.rules import MinimumLength, TokenRule, all_of
 from headway_server.errors import CancelledError, DeadlineError, OverloadedError
@@ -227,6 +227,7 @@ class Sequence:
         "first_token_at",
         "log_probability",
         "masked_at",
+        "media",
         "more_eos_ids",
         "num_cached_tokens",
         "num_new_tokens",
@@ -274,6 +275,7 @@ class Sequence:
         search: SearchParameters | None = None,
         wants_alignment: bool = False,
         encoded: EncodedSource | None = None,
+        media: PromptMedia | None = None,
     ) -> None:
         """Describes a sequence before it is submitted. Called on the event loop of its reply.
 
@@ -297,8 +299,10 @@ class Sequence:
             wants_alignment: True returns each token's attention over the source, of a sequence that has one and no
                 search (a search has a parameter of its own for it).
             encoded: Encoded source, if already computed: `cross` of an earlier sequence.
+            media: Embeddings of the prompt's images, by their places in `prompt_ids`; None: it has none.
         """
         self.prompt_ids = prompt_ids
+        self.media = media
         self.source = source
         self.parameters = parameters
         self.stop_ids = frozenset(parameters.stop_token_ids)

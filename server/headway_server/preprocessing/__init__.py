@@ -1,7 +1,7 @@
 """Text to ids, images to pixels, audio to features, ids to text; off the event loop, except for small inputs."""
 
 from headway_server.preprocessing.answer import AnswerDelta, AnswerReader
-from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn, PromptEnd
+from headway_server.preprocessing.chat import ChatPrompt, ChatTemplate, ChatTurn, PromptEnd, TurnImage, WrittenImages
 from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, ImageTransform, PreparedImage
 from headway_server.preprocessing.reasoning import ReasoningForm, ReasoningReader, Thought
 from headway_server.preprocessing.sentences import Sentence, SplitText, split_sentences
@@ -47,6 +47,8 @@ __all__ = [
     "Thought",
     "Tool",
     "ToolCall",
+    "TurnImage",
+    "WrittenImages",
     "split_sentences",
     "written_length",
 ]

@@ -289,13 +289,32 @@ def mel_filters(sizes: AudioPreprocessing) -> NDArray[np.float64]:
     Returns:
         (W / 2 + 1, M)
     """
-    last = _mel_of(sizes.max_frequency)
-    edges = _hertz_of(np.linspace(0.0, last, sizes.num_mel_bins + 2))  # (M + 2,)
-    bins = np.linspace(0.0, sizes.sampling_rate // 2, sizes.fft_size // 2 + 1)  # (W / 2 + 1,)
-    distances = edges - bins[:, np.newaxis]  # (W / 2 + 1, M + 2)
+    return slaney_filters(sizes.num_mel_bins, sizes.fft_size, sizes.sampling_rate, highest=sizes.max_frequency)
+
+
+def slaney_filters(
+    num_mel_bins: int, fft_size: int, sampling_rate: int, *, lowest: float = 0.0, highest: float
+) -> NDArray[np.float64]:
+    """Returns the same filters of other sizes, from `lowest` to `highest` Hz."""
+    edges = _hertz_of(np.linspace(_mel_of(lowest), _mel_of(highest), num_mel_bins + 2))  # (M + 2,)
+    bins = np.linspace(0.0, sampling_rate // 2, fft_size // 2 + 1)  # (W / 2 + 1,)
+    return triangles(bins, edges) * (2.0 / (edges[2:] - edges[:-2]))
+
+
+def triangles(places: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns triangular filters, each from an edge to the next but one.
+
+    Args:
+        places: Of Fourier bins, on the scale of the edges, (W / 2 + 1,).
+        edges: (M + 2,), rising.
+
+    Returns:
+        (W / 2 + 1, M)
+    """
+    distances = edges - places[:, np.newaxis]  # (W / 2 + 1, M + 2)
     widths = np.diff(edges)
     rising, falling = -distances[:, :-2] / widths[:-1], distances[:, 2:] / widths[1:]
-    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (edges[2:] - edges[:-2]))
+    filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling))
     return filters
 
 

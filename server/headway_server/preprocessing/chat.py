@@ -25,7 +25,7 @@ from enum import Enum
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jinja2 import Template, meta, nodes
@@ -68,11 +68,33 @@ _GIVEN: Final = ("messages", "add_generation_prompt", "tools")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnImage:
+    """An image of a turn: an encoded one, or the id of a prepared one."""
+
+    data: bytes = b""
+    image_id: str = ""
+    field: str
+    """Its field of the request, for error messages."""
+
+
+class WrittenImages(NamedTuple):
+    """What stands for the images of a conversation in its prompt."""
+
+    marker: str
+    """What the chat template writes for each."""
+    texts: Sequence[str]
+    """What replaces it, for each in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
     """One turn of a conversation."""
 
     role: Role
     content: str
+    """Its text."""
+    parts: tuple[str | TurnImage, ...] = ()
+    """Parts of the text and images in their order; empty without images."""
     reasoning: str = ""
     """Reasoning of an assistant turn, before its `content`."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -81,6 +103,11 @@ class ChatTurn:
     """Id of the call that a tool turn answers."""
     name: str = ""
     """Name of the speaker or of the tool, for templates that read it."""
+
+    @property
+    def images(self) -> tuple[TurnImage, ...]:
+        """Its images in order."""
+        return tuple(part for part in self.parts if isinstance(part, TurnImage))
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -98,7 +125,12 @@ class ChatTurn:
         answered = {"tool_call_id": disguise(self.tool_call_id)} if self.role == "tool" else {}
         thought = {"reasoning_content": disguise(self.reasoning)} if self.reasoning else {}
         named = {"name": disguise(self.name)} if self.name else {}
-        return {"role": self.role, "content": disguise(self.content), **thought, **calls, **answered, **named}
+        content = [_shown_part(part, disguise) for part in self.parts] if self.parts else disguise(self.content)
+        return {"role": self.role, "content": content, **thought, **calls, **answered, **named}
+
+
+def _shown_part(part: str | TurnImage, disguise: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"type": "image"} if isinstance(part, TurnImage) else {"type": "text", "text": disguise(part)}
 
 
 class PromptEnd(Enum):
@@ -248,6 +280,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        images: WrittenImages | None = None,
     ) -> list[ChatPrompt]:
         """Encodes conversations off the event loop, each as a prompt for the model's next turn.
 
@@ -259,16 +292,18 @@ class ChatTemplate:
             tools: Tools for the model, if it has a `call_form`.
             variables: Further JSON variables of the template, checked by `check_variables`.
             end: How each prompt ends.
+            images: What stands for the images of a single conversation.
 
         Raises:
             InvalidInputError: The template refuses a conversation, makes too long a prompt of it, fails with tools
-                or variables, whose shape is the caller's, or does not write the turn to be continued.
+                or variables, whose shape is the caller's, or does not write the turn to be continued, or each image.
             BundleError: The template fails without them.
         """
         loop = asyncio.get_running_loop()
         return [
             await loop.run_in_executor(
-                text_pool(_length(turns, tools, variables)), self.prompt, turns, field, tools, variables, end
+                text_pool(_length(turns, tools, variables)),
+                partial(self.prompt, turns, field, tools, variables, end, images=images),
             )
             for turns, field in zip(conversations, fields, strict=True)
         ]
@@ -280,6 +315,8 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        *,
+        images: WrittenImages | None = None,
     ) -> ChatPrompt:
         """Encodes one conversation on the caller's thread; arguments and errors are those of `encode`."""
         for index, turn in enumerate(turns):
@@ -295,9 +332,11 @@ class ChatTemplate:
             )
         try:
             if end is not PromptEnd.OPEN_TURN:
-                return self._tokens.read(self._write(turns, tools, end is PromptEnd.NEW_TURN, variables))
-            written = self._write(turns, tools, False, variables, mark=_MARK)
-            return self._tokens.read(self._cut(written, turns[-1], f"{field}.messages[{len(turns) - 1}]"))
+                written = self._write(turns, tools, end is PromptEnd.NEW_TURN, variables)
+            else:
+                written = self._write(turns, tools, False, variables, mark=_MARK)
+                written = self._cut(written, turns[-1], f"{field}.messages[{len(turns) - 1}]")
+            return self._tokens.read(written if images is None else _with_images(written, images, field))
         except RefusedConversationError as error:
             reason = self._tokens.restore(str(error))[:_REASON_LENGTH]
             raise InvalidInputError(field, f"is not one the model's chat template has a prompt for: {reason}") from None
@@ -339,7 +378,10 @@ class ChatTemplate:
         messages = [
             turn.shown(partial(_disguised, disguise=model if turn.role == "assistant" else people)) for turn in turns
         ]
-        messages[-1]["content"] += mark
+        if mark and isinstance(messages[-1]["content"], list):  # `_cut` refuses a turn that does not end with the mark
+            messages[-1]["content"].append({"type": "text", "text": mark})
+        elif mark:
+            messages[-1]["content"] += mark
         values = {
             "documents": None,
             **{name: _disguised(value, people) for name, value in (variables or {}).items()},
@@ -499,6 +541,22 @@ class _ControlTokens:
 
     def __repr__(self) -> str:
         return f"{len(self._stand_ins)} control tokens"
+
+
+def _with_images(written: str, images: WrittenImages, field: str) -> str:
+    """Returns a prompt with what stands for each image.
+
+    Raises:
+        InvalidInputError: The template has not written a marker for each.
+    """
+    parts = written.split(images.marker)
+    if len(parts) != len(images.texts) + 1:
+        raise InvalidInputError(
+            field,
+            f"has {len(images.texts)} images, and the model's chat template shows {len(parts) - 1}; put them into the "
+            "user's turns",
+        )
+    return parts[0] + "".join(text + part for text, part in zip(images.texts, parts[1:], strict=True))
 
 
 def _disguised(value: Any, disguise: Callable[[str], str]) -> Any:

@@ -52,6 +52,12 @@ _MARKER = re.compile(rb"\xff([\x01-\xcf\xd8-\xfe])")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _MARKERS_WITHOUT_LENGTH = (0x01, 0xD8)
 
+_ORIENTATION: Final = 0x0112
+"""EXIF tag of an image's orientation."""
+_TURNED: Final = range(5, 9)
+"""Its values with width and height exchanged."""
+_MOST_ELONGATED: Final = 200
+"""Limit of an image's longer side, in shorter ones, where it is resized to a number of pixels."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -126,7 +132,8 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        crop = 0 if settings.resize in ("fit", "longer_side") else max(settings.height, settings.width)
+        no_crop = settings.keeps_proportions or settings.resize == "longer_side"
+        crop = 0 if no_crop else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
                 f"image_preprocessing.resize_size is {settings.resize_size}; {settings.resize} needs at least the "
@@ -217,7 +224,7 @@ class ImagePreprocessor:
     def _reads_size(self, height: int, width: int) -> bool:
         """Returns True if the model reads images of a size."""
         settings = self._settings
-        if settings.resize != "fit":
+        if not settings.keeps_proportions:
             return (height, width) == (settings.height, settings.width)
         is_rounded = not height % settings.multiple and not width % settings.multiple
         sides = sorted((height, width))
@@ -241,6 +248,15 @@ class ImagePreprocessor:
         header = _open_header(data, field, self._limits)
         with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
             return self._prepare(header, field)
+
+    def upright_size(self, data: bytes, field: str) -> tuple[int, int]:
+        """Returns width and height of an image by its header, on the caller's thread; errors: `prepare`."""
+        header = _open_header(data, field, self._limits)
+        try:
+            is_turned = header.getexif().get(_ORIENTATION) in _TURNED
+        except Exception:  # as in `_turn_upright`
+            is_turned = False
+        return (header.height, header.width) if is_turned else header.size
 
     def decode(self, data: bytes, field: str) -> Image.Image:
         """Decodes one image on the caller's thread: upright, RGB, in its original size.
@@ -295,9 +311,17 @@ class ImagePreprocessor:
             size = settings.fitted(*image.size)
         elif settings.resize == "longer_side":
             size = settings.within(*image.size)
+        elif settings.resize == "pixels":
+            if max(image.size) > _MOST_ELONGATED * min(image.size):
+                raise InvalidInputError(
+                    field,
+                    f"is {image.width} x {image.height} pixels; a side is at most {_MOST_ELONGATED} times the other; "
+                    "crop it",
+                )
+            size = settings.with_pixels(*image.size)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         scale = size[0] / image.width, size[1] / image.height
-        if settings.resize in ("fit", "longer_side"):
+        if settings.keeps_proportions or settings.resize == "longer_side":
             return resized, ImageTransform(scale=scale, offset=(0, 0))
         left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
         if size != (settings.width, settings.height):

@@ -14,6 +14,7 @@ from headway_server.decoding.sequence import Delta, TokenLogProbability
 from headway_server.preprocessing import AnswerDelta
 from headway_server.preprocessing.pool import text_pool
 from headway_server.services.generation_requests import Request, parse_request, read_prompts
+from headway_server.services.images import images_of_prompts
 from headway_server.services.messages import FINISH_REASONS, Response, build, find_model, signed
 from headway_server.services.procedure import PARSED_ON_LOOP_BYTES
 from headway_server.serving.answers import Answer
@@ -38,7 +39,8 @@ class GenerationService:
         model = self._find(request)
         count = request.sample_count if request.HasField("sample_count") else 1
         (prompts, fields), asked = await _read(request, deadline, count)
-        answer = await model.generate(prompts, fields=fields, request=asked)
+        images = await images_of_prompts(self._host, prompts)
+        answer = await model.generate(prompts, fields=fields, request=asked, images=images)
         return await _build(answer, partial(_response, answer, model, asked, arrived))
 
     async def StreamGenerateText(
@@ -49,7 +51,8 @@ class GenerationService:
         model = self._find(request)
         ([prompt], [field]), asked = await _read(request, deadline)
         reader = model.answer_reader(asked)
-        async with aclosing(model.stream(prompt, field=field, request=asked)) as parts:
+        images = await images_of_prompts(self._host, [prompt])
+        async with aclosing(model.stream_many([prompt], fields=[field], request=asked, images=images)) as parts:
             async for part in parts:
                 if isinstance(part, Delta):
                     yield _delta(part, model, reader.feed(part.output))

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from headway.v1 import generation_service_pb2 as pb
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.errors import InvalidInputError
-from headway_server.preprocessing import ChatTurn, Tool, ToolCall
+from headway_server.preprocessing import ChatTurn, Tool, ToolCall, TurnImage
 from headway_server.preprocessing.chat import Role
 from headway_server.services.enums import WireEnum
 from headway_server.services.messages import set_fields
-from headway_server.tasks.generation.request import GenerationRequest, Prompt, ToolUse
+from headway_server.tasks.generation.request import MAX_PARTS, GenerationRequest, Prompt, ToolUse
 from headway_server.tasks.generation.tools import TOOL_NAME, ToolChoice, check_turn, make_tool, read_object, use_tools
 from headway_server.tasks.parameters import LogProbabilityRequest
 
@@ -87,15 +87,41 @@ def _read_turn(field: str, message: pb.ChatMessage) -> ChatTurn:
     calls = tuple(
         ToolCall(call_id=call.id, name=call.name, arguments=call.arguments_json) for call in message.tool_calls
     )
+    parts = _read_parts(field, message)
     turn = ChatTurn(
         role=role,
-        content=message.content,
+        content=message.content or "".join(part for part in parts if isinstance(part, str)),
+        parts=parts if any(isinstance(part, TurnImage) for part in parts) else (),
         reasoning=message.reasoning,
         tool_calls=calls,
         tool_call_id=message.tool_call_id,
     )
     check_turn(turn, field)
     return turn
+
+
+def _read_parts(field: str, message: pb.ChatMessage) -> tuple[str | TurnImage, ...]:
+    """Reads the parts of a turn.
+
+    Raises:
+        InvalidInputError: They are set together with `content`, there are too many, or one is empty.
+    """
+    if message.parts and message.content:
+        raise InvalidInputError(f"{field}.parts", "is set together with content; put the text into a part")
+    if len(message.parts) > MAX_PARTS:
+        raise InvalidInputError(
+            f"{field}.parts", f"has {len(message.parts)} elements, the limit is {MAX_PARTS}; join texts"
+        )
+    parts: list[str | TurnImage] = []
+    for index, part in enumerate(message.parts):
+        kind, name = part.WhichOneof("part"), f"{field}.parts[{index}]"
+        if kind is None:
+            raise InvalidInputError(name, "is empty; set one of text, image and image_id")
+        if kind == "text":
+            parts.append(part.text)
+        else:
+            parts.append(TurnImage(data=part.image, image_id=part.image_id, field=f"{name}.{kind}"))
+    return tuple(parts)
 
 
 def _read_tools(request: Request) -> ToolUse | None:

@@ -8,11 +8,15 @@ from collections.abc import Sequence
 from headway.v1 import image_service_pb2 as pb
 from headway_server.batching.settings import MAX_IMAGES
 from headway_server.errors import InvalidInputError
+from headway_server.preprocessing import TurnImage
 from headway_server.services.messages import signed
 from headway_server.serving.answers import NO_TIMINGS
 from headway_server.serving.host import ModelHost
 from headway_server.serving.images import SentImage, name_images
 from headway_server.serving.limits import check_count
+from headway_server.tasks.generation.model import GenerationModel
+from headway_server.tasks.generation.request import Prompt
+from headway_server.tasks.generation.request import images_of as images_of_conversation
 from headway_server.tasks.images.model import ImageModel
 from headway_server.tasks.table import PREPARE_IMAGES
 
@@ -39,7 +43,7 @@ class ImageService:
             **signed(model, timings, arrived),
         )
 
-    def _find(self, name: str, version: str) -> ImageModel | None:
+    def _find(self, name: str, version: str) -> ImageModel | GenerationModel | None:
         """Returns the named model, or None.
 
         Raises:
@@ -68,6 +72,31 @@ async def images_of(
         raise InvalidInputError("image_ids", "is set together with images; give one of them")
     check_count("image_ids", len(image_ids), max_ids)
     return await host.images.find(image_ids)
+
+
+async def images_of_prompts(host: ModelHost, prompts: Sequence[Prompt]) -> list[list[SentImage]]:
+    """Returns the images of each prompt, sent with it or prepared; none if no prompt has any.
+
+    Raises:
+        InvalidInputError: There are too many.
+        ImageNotFoundError: A prepared image does not exist.
+    """
+    images = [images_of_conversation(prompt) for prompt in prompts]
+    if not any(images):
+        return []
+    if further := [one for of_prompt in images for one in of_prompt][MAX_IMAGES:]:
+        raise InvalidInputError(
+            further[0].field, f"is image {MAX_IMAGES + 1} of the call, the limit is {MAX_IMAGES}; leave out older turns"
+        )
+    return [[await _image_of_turn(host, one) for one in of_prompt] for of_prompt in images]
+
+
+async def _image_of_turn(host: ModelHost, image: TurnImage) -> SentImage:
+    if image.image_id:
+        [found] = await host.images.find([image.image_id], image.field)
+        return found
+    [named] = await name_images([image.data], image.field)
+    return named
 
 
 async def image_of(host: ModelHost, image: bytes, image_id: str, prefix: str = "") -> SentImage:

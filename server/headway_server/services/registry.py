@@ -11,6 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from headway.oip import grpc_predict_v2_pb2
 from headway.v1 import (
+    audio_classification_service_pb2,
     caption_service_pb2,
     embedding_service_pb2,
     generation_service_pb2,
@@ -30,6 +31,7 @@ from headway.v1 import (
     translation_service_pb2,
 )
 from headway_server.services import open_inference
+from headway_server.services.audio_classification import AudioClassificationService
 from headway_server.services.captioning import CaptionService
 from headway_server.services.embedding import EmbeddingService
 from headway_server.services.generation import GenerationService
@@ -81,6 +83,7 @@ SERVICES: Final = (
     Service(file=question_answering_service_pb2, servicer=QuestionAnsweringService),
     Service(file=mask_filling_service_pb2, servicer=MaskFillingService),
     Service(file=image_classification_service_pb2, servicer=ImageClassificationService),
+    Service(file=audio_classification_service_pb2, servicer=AudioClassificationService),
     Service(file=object_detection_service_pb2, servicer=ObjectDetectionService),
     Service(file=embedding_service_pb2, servicer=EmbeddingService),
     Service(file=image_generation_service_pb2, servicer=ImageGenerationService),

@@ -11,12 +11,12 @@ from headway_server.services.enums import WireEnum
 from headway_server.services.messages import FINISH_REASONS, find_model, set_fields, signed, stream_of
 from headway_server.services.text_to_text_requests import parse_parameters
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.speech.model import (
+from headway_server.tasks.speech.transcripts import (
     Segment,
     SpeechDelta,
-    SpeechModel,
     SpeechRequest,
     SpeechTask,
+    Transcriber,
     Transcript,
     TranscriptHypothesis,
 )
@@ -107,7 +107,7 @@ class SpeechService:
     ) -> SynthesisModel:
         return find_model(self._host, SYNTHESIZE_SPEECH, request)
 
-    def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> SpeechModel:
+    def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> Transcriber:
         return find_model(self._host, TRANSCRIBE_SPEECH, request)
 
 
@@ -184,6 +184,10 @@ def _segments(segments: Iterable[Segment]) -> list[pb.SpeechSegment]:
             end_seconds=segment.end_s,
             token_ids=segment.token_ids,
             mean_log_probability=segment.mean_log_probability,
+            words=[
+                pb.SpeechWord(text=word.text, start_seconds=word.start_s, end_seconds=word.end_s)
+                for word in segment.words
+            ],
         )
         for segment in segments
     ]

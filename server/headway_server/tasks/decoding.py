@@ -36,6 +36,7 @@ from headway_server.settings import DEFAULT_MAX_TEXT_KIB, ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import DecodingLimits
+from headway_server.tasks.prompt_images import PromptImages
 
 _log = structlog.get_logger(__name__)
 
@@ -67,6 +68,8 @@ class ModelParts:
     """Maximum audio sizes; for models that read audio."""
     observer: Observer = NO_OBSERVER
     """Notified of every run and of every input that leaves the queue."""
+    images: PromptImages | None = None
+    """Reads the images of conversations; None: there are none."""
     inspector: Inspector | None = None
     """Computes attention maps; None: not supported."""
 
@@ -166,6 +169,7 @@ class DecodingModel(ServedModel):
             image_limits=settings.image_limits,
             audio_limits=settings.audio_limits,
             observer=observer,
+            images=PromptImages.open(bundle, variant, runtime, settings, observer),
             inspector=Inspector(bundle, chosen, runtime, max_mib=settings.max_attention_mib, observer=observer),
         )
         model = cls(bundle, parts)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -153,14 +153,22 @@ class Job(Generic[Engine]):
         num_bytes: int,
         num_read: int,
         read: Reader[Result] | None = None,
+        lengths: Sequence[int] | None = None,
+        groups: Sequence[Hashable] | None = None,
     ) -> BatchedResults[Result]:
-        """Runs items on a batcher whose budget counts items; errors and `read` are those of `Batcher.submit`.
+        """Runs items on a batcher; without `lengths` its budget counts items. The rest is that of `Batcher.submit`.
 
         Their times are not added to the job's; `note` adds them.
         """
         with self._running(num_bytes=num_bytes, num_read=num_read):
             return await batcher.submit(
-                items, [1] * len(items), outputs=outputs, read=read, deadline=self.deadline, caller=self.caller
+                items,
+                lengths or [1] * len(items),
+                outputs=outputs,
+                read=read,
+                deadline=self.deadline,
+                caller=self.caller,
+                groups=groups,
             )
 
     def note(self, inputs: Iterable[Timed]) -> None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from headway_server.batching import Batcher, BatchGraph
-from headway_server.bundles import Bundle, ClassificationScheme, LateInteraction, Manifest, Precision
+from headway_server.batching.memory_plan import plan_runs
+from headway_server.bundles import Bundle, ClassificationScheme, LateInteraction, Manifest, Precision, Variant
 from headway_server.observers import ModelId, Observer
-from headway_server.runtime import Runtime
+from headway_server.runtime import Runtime, available_bytes, format_size
 from headway_server.serving.families import ServedModel
 from headway_server.serving.permits import Admission, MeasuredPace
 from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import Inspector
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, VECTORS, LabelReader
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,3 +101,38 @@ def expected_outputs(manifest: Manifest, *axes: int) -> Mapping[str, tuple[int, 
     if manifest.embedding is not None:
         expected[EMBEDDING] = (manifest.embedding.dimension,)
     return expected
+
+
+def with_memory(
+    runtime: Runtime, manifest: Manifest, variant: Variant, *, largest: int, batch: int, unit: str = "tokens"
+) -> Runtime:
+    """Returns a runtime with as many lanes as fit into memory with the largest inputs.
+
+    Args:
+        runtime: With as many as the cores allow.
+        manifest: The model.
+        variant: The variant that runs.
+        largest: Size of the largest input, in `unit`.
+        batch: Size of a batch, unless one input is larger.
+        unit: Name of the unit for messages.
+
+    Raises:
+        MemoryUnavailableError: Not even one does.
+    """
+    run_bytes = variant.graphs["model"].run_bytes
+    if run_bytes is None:
+        return runtime
+    owner, weights = f"{manifest.name}/{manifest.version}", manifest.weight_bytes(variant)
+    sessions = 2 if runtime.num_lanes > 1 else 1
+    available = available_bytes(runtime.device)
+    plan = plan_runs(
+        run_bytes,
+        num_lanes=runtime.num_lanes,
+        largest=largest,
+        batch=batch,
+        available=None if available is None else max(0, available - sessions * weights),
+        owner=owner,
+        unit=unit,
+    )
+    _log.info("memory", model=owner, weights=f"{sessions} x {format_size(weights)}", runs=str(plan))
+    return runtime.with_lanes(plan.num_lanes)

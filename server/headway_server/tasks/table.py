@@ -24,7 +24,8 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.mask_filling.model import MaskFiller
     from headway_server.tasks.question_answering.model import QuestionAnswerer
     from headway_server.tasks.segmentation.model import SegmentationModel
-    from headway_server.tasks.speech.model import SpeechModel
+    from headway_server.tasks.sounds.classifier import AudioClassifier
+    from headway_server.tasks.speech.transcripts import Transcriber
     from headway_server.tasks.synthesis.model import SynthesisModel
     from headway_server.tasks.text.classifier import TextClassifier
     from headway_server.tasks.text.model import TextModel
@@ -55,6 +56,10 @@ def _shares_space(manifest: Manifest) -> bool:
     return bool(space_of(manifest))
 
 
+def _reads_images(manifest: Manifest) -> bool:
+    return manifest.task is not Task.GENERATION or manifest.image_prompt is not None
+
+
 def _has_chat_template(manifest: Manifest) -> bool:
     return CHAT_TEMPLATE_FILE in manifest.files
 
@@ -64,7 +69,7 @@ def _translates_speech(manifest: Manifest) -> bool:
 
 
 def _times_speech(manifest: Manifest) -> bool:
-    return manifest.speech is not None and manifest.speech.first_timestamp is not None
+    return manifest.ctc is not None or (manifest.speech is not None and manifest.speech.first_timestamp is not None)
 
 
 GENERATE_TEXTS: Final[Ability[GenerationModel]] = Ability(name="generate_text", words="generate text")
@@ -72,11 +77,11 @@ CHAT: Final[Ability[GenerationModel]] = Ability(name="chat", words="continue con
 TRANSLATE_TEXTS: Final[Ability[TranslationModel]] = Ability(name="translate_text", words="translate texts")
 REWRITE_TEXTS: Final[Ability[TextToTextModel]] = Ability(name="rewrite_text", words="rewrite texts")
 CAPTION_IMAGES: Final[Ability[CaptioningModel]] = Ability(name="caption_image", words="caption images")
-TRANSCRIBE_SPEECH: Final[Ability[SpeechModel]] = Ability(name="transcribe_speech", words="transcribe speech")
-TRANSLATE_SPEECH: Final[Ability[SpeechModel]] = Ability(
+TRANSCRIBE_SPEECH: Final[Ability[Transcriber]] = Ability(name="transcribe_speech", words="transcribe speech")
+TRANSLATE_SPEECH: Final[Ability[Transcriber]] = Ability(
     name="translate_speech", words="translate speech", needs=_translates_speech
 )
-TIME_SPEECH: Final[Ability[SpeechModel]] = Ability(
+TIME_SPEECH: Final[Ability[Transcriber]] = Ability(
     name="time_speech", words="give times of speech segments", needs=_times_speech
 )
 SYNTHESIZE_SPEECH: Final[Ability[SynthesisModel]] = Ability(name="synthesize_speech", words="synthesize speech")
@@ -92,6 +97,7 @@ CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
     needs=lambda manifest: manifest.word_boxes is not None,
 )
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
+CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
@@ -128,10 +134,10 @@ INSPECT_GENERATION: Final[Ability[GenerationModel]] = Ability(
 INSPECT_TRANSLATION: Final[Ability[TranslationModel]] = Ability(
     name="inspect_translation", words="show attention in a translation", prefers=_shows_attention
 )
-PREPARE_IMAGES: Final[Ability[ImageModel]] = Ability(
-    name="prepare_image", words="prepare images for calls that name them by id"
+PREPARE_IMAGES: Final[Ability[ImageModel | GenerationModel]] = Ability(
+    name="prepare_image", words="prepare images for calls that name them by id", needs=_reads_images
 )
-READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images")
+READ_IMAGES: Final[Ability[object]] = Ability(name="read_image", words="read images", needs=_reads_images)
 
 
 _TENSORS = "headway_server.services.open_inference.tasks:"
@@ -139,6 +145,7 @@ FAMILIES: Final[dict[Task, Family]] = {
     Task.GENERATION: Family(
         loader="headway_server.tasks.generation.model:GenerationModel.load",
         made_for=(GENERATE_TEXTS, CHAT, INSPECT_GENERATION),
+        can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "GENERATION",
     ),
     Task.TRANSLATION: Family(
@@ -226,6 +233,16 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(TRANSCRIBE_SPEECH, TRANSLATE_SPEECH, TIME_SPEECH),
         tensors=_TENSORS + "TRANSCRIPTION",
     ),
+    Task.CTC_TRANSCRIPTION: Family(
+        loader="headway_server.tasks.speech.ctc:CtcModel.load",
+        made_for=(TRANSCRIBE_SPEECH, TIME_SPEECH),
+        tensors=_TENSORS + "TRANSCRIPTION",
+    ),
+    Task.AUDIO_CLASSIFICATION: Family(
+        loader="headway_server.tasks.sounds.classifier:AudioClassifier.load",
+        made_for=(CLASSIFY_AUDIOS,),
+        tensors=_TENSORS + "AUDIO_CLASSIFICATION",
+    ),
     Task.SPEECH_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
@@ -272,6 +289,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "AnswerQuestion": Rpc(asked=ANSWER_QUESTIONS),
     "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
+    "ClassifyAudio": Rpc(asked=CLASSIFY_AUDIOS),
     "DetectObjects": Rpc(asked=DETECT_OBJECTS),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),

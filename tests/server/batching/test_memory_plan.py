@@ -14,7 +14,7 @@ MIB = 2**20
 
 
 def plan(**changes):
-    values = {"num_lanes": 2, "max_tokens": 8192, "batch_tokens": 512, "available": 1000 * MIB, "owner": "m/1"}
+    values = {"num_lanes": 2, "largest": 8192, "batch": 512, "available": 1000 * MIB, "owner": "m/1"}
     return plan_runs(100 * MIB, **{**values, **changes})
 
 
@@ -25,7 +25,7 @@ def test_as_many_runs_as_the_cores_allow_take_half_of_the_memory_at_most():
 
 
 def test_a_batch_that_may_have_more_tokens_than_a_text_takes_more():
-    assert plan(batch_tokens=16384).num_bytes == 200 * MIB
+    assert plan(batch=16384).num_bytes == 200 * MIB
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_to_do():
@@ -36,14 +36,14 @@ def test_a_run_that_does_not_fit_is_refused_with_what_to_do():
         "memory, or export the model with a smaller --max-length"
     )
     with pytest.raises(MemoryUnavailableError, match="lower --max-batch-tokens, or export"):
-        plan(batch_tokens=16384, available=190 * MIB)
+        plan(batch=16384, available=190 * MIB)
 
 
 def test_a_model_of_long_texts_is_loaded_with_the_lanes_that_fit(tmp_path, monkeypatch):
     bundle = tiny_bundles.write_topic_bundle(tmp_path, run_bytes=MIB)
     settings = ServerSettings(store=tmp_path)
     for available, lanes in ((65, 2), (20, 1)):
-        monkeypatch.setattr("headway_server.tasks.text.model.available_bytes", lambda _, mib=available: mib * MIB)
+        monkeypatch.setattr("headway_server.tasks.stateless.available_bytes", lambda _, mib=available: mib * MIB)
         with capture_logs() as logs:
             model = TextClassifier.load(bundle, Runtime(device="cpu", num_threads=2, num_lanes=2), settings)
         model.close()

@@ -19,7 +19,7 @@ from headway_server.serving.permits import Admission
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.prompts import TextPrompts
 from headway_server.tasks.job import Job
-from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.speech.transcripts import SpeechRequest
 from headway_server.tasks.text_to_text.call import TextToTextCall
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest

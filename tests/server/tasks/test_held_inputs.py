@@ -21,7 +21,7 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.segmentation.model import MAX_MASKS, EverythingRequest, MaskFormat, Point, SegmentPrompt
-from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.speech.transcripts import SpeechRequest
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text.model import TextInputs
 from headway_server.tasks.text_to_text.phrases import MAX_FORBIDDEN, PhraseRequest

@@ -31,7 +31,7 @@ from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.job import Job
-from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.speech.transcripts import SpeechRequest
 from headway_server.tasks.synthesis.request import SynthesisRequest
 from headway_server.tasks.text_to_text.phrases import PhraseRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest

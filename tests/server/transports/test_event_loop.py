@@ -23,7 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
 from tiny_answers import write_answer_bundle, write_mask_bundle
-from tiny_bundles import write_box_bundle
+from tiny_bundles import write_box_bundle, write_letter_bundle, write_loudness_bundle
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 from tiny_tagger import BOXES, write_tagger_bundle
@@ -39,7 +39,9 @@ from headway_server.tasks.detection.model import ObjectDetector
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.mask_filling.model import MaskFiller
 from headway_server.tasks.question_answering.model import QuestionAnswerer
-from headway_server.tasks.speech.model import SpeechRequest
+from headway_server.tasks.sounds.classifier import AudioClassifier
+from headway_server.tasks.speech.ctc import CtcModel
+from headway_server.tasks.speech.transcripts import SpeechRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_server.transports.http import HttpServer
 
@@ -150,6 +152,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "EmbeddingService/EmbedImage": [{"model": "clip-image", "images": [SMALL] * 64}],
+    "AudioClassificationService/ClassifyAudio": [{"audios": [sound(60)] * 4, "truncate": True}],
     "ObjectDetectionService/DetectObjects": [
         {"images": [LARGE]},
         {"images": [SMALL] * 64, "threshold": 0, "labels": ["red"] * 256},
@@ -189,13 +192,18 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
         {"points": [{"x": 9, "y": 9}] * 64, "restart": True},
     ],
     "SpeechService/TranscribeSpeech": [
-        {"audios": [sound(60)]},
+        {"model": "telephone-transcriber", "audios": [sound(60)]},
         {
+            "model": "telephone-transcriber",
             "audios": [sound(1)] * 16,
             "parameters": {"beam_size": 8, "hypothesis_count": 8},
         },
+        {"model": "letters", "audios": [sound(60)] * 4, "include_timestamps": True},
     ],
-    "SpeechService/StreamTranscribeSpeech": [{"audio": sound(60)}],
+    "SpeechService/StreamTranscribeSpeech": [
+        {"model": "telephone-transcriber", "audio": sound(60)},
+        {"model": "letters", "audio": sound(60)},
+    ],
     "SpeechService/SynthesizeSpeech": [
         {"texts": ["four two"] * 16, "parameters": {"max_duration_seconds": 0.5}},
         {"texts": [LONG]},
@@ -435,6 +443,8 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
         (MaskFiller.load, write_mask_bundle(folder / "store", max_input_tokens=512)),
         (TokenClassifier.load, write_tagger_bundle(folder / "store", word_boxes=BOXES)),
         (ObjectDetector.load, write_box_bundle(folder / "store")),
+        (CtcModel.load, write_letter_bundle(folder / "store")),
+        (AudioClassifier.load, write_loudness_bundle(folder / "store")),
     ]
 
     async def serve() -> None:

@@ -43,6 +43,39 @@ class Decoder(Protocol):
         ...
 
 
+class SeeingDecoder(Decoder, Protocol):
+    """A model that generates text, whose prompts may have images."""
+
+    cell: int | None
+    """Side of the square of pixels that a vector stands for, of a model of images of any size; None: of one size."""
+    has_grid_positions: bool
+    """True if tokens of images have rows and columns as positions."""
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D): vectors in place of those of as many tokens.
+
+        Images of any size are (B, 3, rows, cell, columns, cell).
+        """
+        ...
+
+    def hidden_states_with_media(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, media: Sequence[Tensor]
+    ) -> Tensor:
+        """Reads tokens, some of which have embeddings of their own.
+
+        Args:
+            input_ids: (B, T).
+            position_ids: (B, T).
+            attend: Called once by each layer.
+            media: Places of these tokens among all, row by row, (M,); their embeddings, (M, D); and for positions of a
+                grid what is added to `position_ids` for the place, the row and the column of each token, (B, T, 3).
+
+        Returns:
+            (B, T, D).
+        """
+        ...
+
+
 class StatefulDecoder(Protocol):
     """A model that generates text with a state of fixed size instead of attention to the tokens before."""
 
@@ -184,6 +217,11 @@ def is_recurrent(model: object) -> bool:
         ValueError: It follows both, or neither.
     """
     return _followed(model, RecurrentEncoderDecoder, EncoderDecoder) is RecurrentEncoderDecoder
+
+
+def sees(model: object) -> bool:
+    """True if the prompts of a model that generates text may have images (`SeeingDecoder`)."""
+    return callable(getattr(model, "embed_images", None))
 
 
 DecoderKind = type[Decoder] | type[HybridDecoder] | type[StatefulDecoder]

@@ -2,10 +2,11 @@
 
 A chunk is identified by all tokens from the beginning of its prompt to its own end. Two prompts share a chunk only if
 they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
-digest and its own tokens. The chain begins with the salt of the sequence, so that prompts of different salts share
-nothing: what one caller has asked shows in no answer to another, nor in its time. Only whole chunks are cached, as
-prefill wrote them, so a prompt that begins with them goes on from the very bits that it would have computed itself.
-State without positions is copied as it is after a chunk, and for the samples of a prompt as it is after the prompt.
+digest and its own tokens, with the keys of its images' embeddings. The chain begins with the salt of the sequence, so
+that prompts of different salts share nothing: what one caller has asked shows in no answer to another, nor in its time.
+Only whole chunks are cached, as prefill wrote them, so a prompt that begins with them goes on from the very bits that
+it would have computed itself. State without positions is copied as it is after a chunk, and for the samples of a prompt
+as it is after the prompt.
 
 Shapes: T tokens of a chunk, V vocabulary.
 """
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.core.scheduler import Chunk
-from headway_server.decoding.interfaces import Decoder
+from headway_server.decoding.interfaces import Decoder, PromptMedia
 from headway_server.decoding.sampling.softmax import token_log_probabilities
 from headway_server.decoding.sequence import Sequence, TokenLogProbability
 
@@ -59,7 +60,7 @@ class PrefixCache:
             f"{self.num_hit_tokens} of {self.num_looked_up_tokens} tokens hit)"
         )
 
-    def digests(self, prompt_ids: NDArray[np.int64], salt: str = "") -> list[bytes]:
+    def digests(self, prompt_ids: NDArray[np.int64], salt: str = "", media: PromptMedia | None = None) -> list[bytes]:
         """Returns the digest of every whole chunk of a prompt (T,), in order; none if the cache is off.
 
         Prompts of different salts have no digest in common.
@@ -69,7 +70,8 @@ class PrefixCache:
         digests: list[bytes] = []
         parent = _digest(salt.encode()) if salt else b""
         for end in range(self._chunk, len(prompt_ids) + 1, self._chunk):
-            parent = _digest(parent + _bytes_of(prompt_ids[end - self._chunk : end]))
+            start = end - self._chunk
+            parent = _digest(parent + _bytes_of(prompt_ids[start:end]) + _keys_of(media, start, end))
             digests.append(parent)
         return digests
 
@@ -127,9 +129,16 @@ def _bytes_of(token_ids: NDArray[np.int64]) -> bytes:
     return token_ids.astype(np.int64, copy=False).tobytes()
 
 
+def _keys_of(media: PromptMedia | None, start: int, stop: int) -> bytes:
+    """Returns the keys of the embeddings of tokens `start` to before `stop`."""
+    part = None if media is None else media.between(start, stop)
+    return b"" if part is None else b"".join(part.keys)
+
+
 def _digest_of_prompt(sequence: Sequence) -> bytes:
     """Returns the digest of the states after a whole prompt, which is that of no chunk."""
-    return _digest(b"states" + _digest(sequence.cache_salt.encode()) + _bytes_of(sequence.prompt_ids))
+    prompt = _bytes_of(sequence.prompt_ids) + _keys_of(sequence.media, 0, len(sequence.prompt_ids))
+    return _digest(b"states" + _digest(sequence.cache_salt.encode()) + prompt)
 
 
 class PrefillStep:
@@ -157,9 +166,10 @@ class PrefillStep:
         """
         sequence = chunk.sequence
         token_ids = sequence.prompt_ids[chunk.start : chunk.stop]
+        media = None if sequence.media is None else sequence.media.between(chunk.start, chunk.stop)
         if not sequence.parameters.wants_prompt_log_probabilities:
-            return self._decoder.prefill(sequence.slot, token_ids, chunk.start)
-        logits = self._decoder.score(sequence.slot, token_ids, chunk.start)  # (T, V)
+            return self._decoder.prefill(sequence.slot, token_ids, chunk.start, media=media)
+        logits = self._decoder.score(sequence.slot, token_ids, chunk.start, media=media)  # (T, V)
         if chunk.start == 0:
             sequence.prompt_tokens.append(TokenLogProbability(int(token_ids[0]), None))
         following = sequence.prompt_ids[chunk.start + 1 : chunk.stop + 1]  # (T,) or (T - 1,) at the end of the prompt
@@ -211,7 +221,7 @@ class PrefillStep:
         """Copies the cached chunks of a prompt into its slot."""
         if sequence.parameters.wants_prompt_log_probabilities:
             return  # these need the logits, which are not cached
-        sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt)
+        sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt, sequence.media)
         indices, num_tokens = self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids))
         if indices:
             self._decoder.reuse_chunks(indices, sequence.slot)

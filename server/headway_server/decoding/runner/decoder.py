@@ -19,8 +19,16 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
-from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
-from headway_server.decoding.interfaces import Ranking, SlotCopy
+from headway_server.bundles.manifest import (
+    EXPONENTIAL_MEANS,
+    LIKELIEST_IDS,
+    LIKELIEST_LOGITS,
+    MEDIA_EMBEDDINGS,
+    MEDIA_POSITIONS,
+    NUM_LIKELIEST,
+    POSITION_OFFSETS,
+)
+from headway_server.decoding.interfaces import PromptMedia, Ranking, SlotCopy
 from headway_server.decoding.runner.encoder import CrossTensors, PackedSources, bytes_per_token, padded_length
 from headway_server.decoding.runner.memory_plan import SlotSizes
 from headway_server.decoding.runner.state import SlotState, StateSizes, fixed_size
@@ -129,6 +137,7 @@ class DecoderRunner:
             num_snapshots=self.num_cached_chunks,
         )
         self._input_names = frozenset(spec.name for spec in graph.inputs)
+        self._no_media = no_media(graph)
         self._packed = PackedSources(
             [specs[name] for name in variant.cross],
             max_sources=num_slots,
@@ -161,7 +170,13 @@ class DecoderRunner:
         return f"DecoderRunner({self.num_slots} slots x {self.max_length}, {self.cache_bytes} bytes of state)"
 
     def prefill(
-        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        start: int,
+        source: CrossTensors | None = None,
+        *,
+        media: PromptMedia | None = None,
     ) -> NDArray[np.float32]:
         """Reads tokens into a slot, at positions `start` to `start + T - 1`.
 
@@ -170,6 +185,7 @@ class DecoderRunner:
             token_ids: (T,) int64, at most `prefill_chunk` of them.
             start: Position of the first token.
             source: Encoded source, for an encoder-decoder. The sources of `decode` stay unchanged.
+            media: Embeddings in place of some tokens', for a model of images, by their places among the tokens.
 
         Returns:
             (V,) float32 logits after the last token: a view that the next call overwrites.
@@ -177,15 +193,21 @@ class DecoderRunner:
         assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
         assert start + len(token_ids) <= self.max_length, "admission checks lengths"
         if source is None:
-            self._begin_text(slot, start)
-            self._step(slot, **_prefill_inputs(token_ids, start))
+            self._begin_text(slot, start, media)
+            self._step(slot, **_prefill_inputs(token_ids, start), media=media)
         else:
             self._run(self._source_binding(slot, source), **_prefill_inputs(token_ids, start))
         logits: NDArray[np.float32] = self._logits[0, 0]
         return logits
 
     def score(
-        self, slot: int, token_ids: NDArray[np.int64], start: int, source: CrossTensors | None = None
+        self,
+        slot: int,
+        token_ids: NDArray[np.int64],
+        start: int,
+        source: CrossTensors | None = None,
+        *,
+        media: PromptMedia | None = None,
     ) -> NDArray[np.float32]:
         """Reads tokens into a slot as `prefill` does, and returns the logits after each of them.
 
@@ -202,11 +224,11 @@ class DecoderRunner:
             binding.bind_output(_LOGITS, logits)
             self._run(binding, **inputs)
         else:
-            self._begin_text(slot, start)
+            self._begin_text(slot, start, media)
             binding = self._binding(slot, 1)
             binding.bind_output(_LOGITS, logits)
             try:
-                self._step(slot, **inputs)
+                self._step(slot, **inputs, media=media)
             finally:  # the next step must not write into a freed array
                 binding.bind_output(_LOGITS, self._logits[:1])
         scores: NDArray[np.float32] = logits[0]
@@ -284,8 +306,9 @@ class DecoderRunner:
         """Fills the state that a slot starts from, if the encoder gives one; called before the slot's first step."""
         self._state.begin(slot, source.initial)
 
-    def _begin_text(self, slot: int, start: int) -> None:
+    def _begin_text(self, slot: int, start: int, media: PromptMedia | None) -> None:
         """Resets a slot's state without positions at the beginning of a text."""
+        self._state.position_offsets[slot] = 0 if media is None or media.offsets is None else media.offsets[-1, 0]
         if start == 0 and not self.keeps_positions:
             self._state.begin(slot, {})
 
@@ -337,14 +360,34 @@ class DecoderRunner:
             if slot == first_slot:
                 binding.sources_are_bound = False
 
-    def _step(self, first_slot: int, **inputs: NDArray[Any]) -> None:
+    def _step(self, first_slot: int, *, media: PromptMedia | None = None, **inputs: NDArray[Any]) -> None:
         """Runs the slots from `first_slot` on with the sources of `set_sources`; takes what `_run` takes."""
         binding = self._binding(first_slot, len(inputs["input_ids"]))
         sources = self._sources.get(first_slot)
         if sources and not binding.sources_are_bound:
             binding.bind_inputs(sources)
             binding.sources_are_bound = True
-        self._run(binding, **inputs)
+        if POSITION_OFFSETS in self._input_names:
+            shape = inputs["input_ids"].shape
+            binding.bind_inputs({POSITION_OFFSETS: self._position_offsets(first_slot, *shape, media=media)})
+        if media is None:
+            self._run(binding, **inputs)
+            return
+        assert self._no_media, "calls with images are checked"
+        binding.bind_inputs({MEDIA_POSITIONS: media.positions, MEDIA_EMBEDDINGS: media.embeddings})
+        try:
+            self._run(binding, **inputs)
+        finally:
+            binding.bind_inputs(self._no_media)
+
+    def _position_offsets(
+        self, first_slot: int, rows: int, length: int, *, media: PromptMedia | None
+    ) -> NDArray[np.int64]:
+        """Returns the offsets of a step, (R, T, 3): those of a prompt's tokens, or those behind the slots' prompts."""
+        if media is not None and media.offsets is not None:
+            return media.offsets[np.newaxis]
+        kept = self._state.position_offsets[first_slot : first_slot + rows]
+        return np.broadcast_to(kept[:, np.newaxis, np.newaxis], (rows, length, 3))
 
     def _run(
         self,
@@ -384,6 +427,7 @@ class DecoderRunner:
     def _new_binding(self, first_slot: int, rows: int) -> _Binding:
         binding = _Binding(self._session, self._state, first_slot, rows)
         binding.bind_output(_LOGITS, self._logits[:rows])
+        binding.bind_inputs(self._no_media)
         if VERIFIES in self._input_names:
             binding.bind_inputs({VERIFIES: _NO_DRAFTS})
         if NUM_LIKELIEST in self._input_names:
@@ -457,6 +501,14 @@ def _prefill_inputs(
         "logits_positions": logits_positions[np.newaxis],
         "lengths": np.array([start + length], np.int32),
     }
+
+
+def no_media(graph: Graph) -> dict[str, NDArray[Any]]:
+    """Returns the inputs of a step without images; nothing for a graph that reads none."""
+    widths = [fixed_size(spec, 1) for spec in graph.inputs if spec.name == MEDIA_EMBEDDINGS]
+    if not widths:
+        return {}
+    return {MEDIA_POSITIONS: np.zeros(0, np.int64), MEDIA_EMBEDDINGS: np.zeros((0, widths[0]), np.float32)}
 
 
 def _longest_step(graph: Graph) -> int:

@@ -173,6 +173,8 @@ class SlotState:
                 of_chunks = (num_prefix_slots, shape[0], max_length, shape[2])
                 chunks = allocate(device, of_chunks, spec.dtype) if num_prefix_slots else None
                 self._caches.append(_Cache(names, buffer, chunks, _window_of(names, spec, max_length)))
+        self.position_offsets: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        """(slots,) what is added to positions behind a prompt with images whose positions are those of a grid."""
         self._windows = {cache.window for cache in self._caches}
         self._device = device
         self._num_slots = num_slots
@@ -230,6 +232,7 @@ class SlotState:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` tokens of a slot over those of another; state without positions whole."""
+        self.position_offsets[target] = self.position_offsets[source]
         for cache in self._caches:
             rows = min(length, cache.window.num_rows)
             cache.buffer.copy(cache.buffer, (source, 0), (target, 0), rows)

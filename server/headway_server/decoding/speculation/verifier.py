@@ -11,9 +11,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from headway_server.bundles import Bundle, Variant
+from headway_server.bundles import POSITION_OFFSETS, Bundle, Variant
 from headway_server.bundles.chain import VERIFIES, chain_width, verifying_axes
-from headway_server.decoding.runner.decoder import DecoderRunner
+from headway_server.decoding.runner.decoder import DecoderRunner, no_media
 from headway_server.decoding.runner.state import SlotState
 from headway_server.decoding.speculation.drafting import verifies_exactly
 from headway_server.runtime import Binding, Runtime, Session
@@ -49,6 +49,7 @@ class Verifier:
         """
         assert width > 1, "a step of one token is a decode step"
         self._session = session
+        self._has_offsets = any(spec.name == POSITION_OFFSETS for spec in session.graph.inputs)
         self._state = state
         self._bound: dict[int, _Bound] = {}
         self.width = width
@@ -80,6 +81,9 @@ class Verifier:
             "seqlens_k": (positions + (width - 1)).astype(np.int32),
             "total_sequence_length": np.array(positions.max() + width, np.int32),
         }
+        if self._has_offsets:
+            kept = self._state.position_offsets[:rows, np.newaxis, np.newaxis]
+            inputs[POSITION_OFFSETS] = np.broadcast_to(kept, (rows, width, 3))
         bound.binding.bind_inputs(inputs)
         bound.binding.run()
         return bound.logits
@@ -91,6 +95,7 @@ class Verifier:
         binding.bind_output("logits", "cpu", np.float32, logits.shape, logits.ctypes.data)
         self._state.bind(binding, 0, rows, width=self.width)
         every = np.broadcast_to(np.arange(self.width), (rows, self.width))
+        binding.bind_inputs(no_media(self._session.graph))
         binding.bind_inputs({"logits_positions": every, VERIFIES: np.zeros(1, np.int64)})
         return _Bound(binding=binding, logits=logits)
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.v1 import (
+    audio_classification_service_pb2,
     common_pb2,
     generation_service_pb2,
     image_generation_service_pb2,
@@ -77,12 +78,14 @@ from headway_server.tasks.segmentation.model import (
     SegmentMask,
     SegmentPrompt,
 )
-from headway_server.tasks.speech.model import (
+from headway_server.tasks.sounds.classifier import MAX_AUDIOS as MAX_CLASSIFIED_AUDIOS
+from headway_server.tasks.sounds.classifier import AudioClassifier
+from headway_server.tasks.speech.transcripts import (
     MAX_AUDIOS,
     SpeechDelta,
-    SpeechModel,
     SpeechRequest,
     SpeechTask,
+    Transcriber,
     Transcript,
 )
 from headway_server.tasks.stateless import late_interaction
@@ -472,6 +475,20 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
     }
 
 
+async def _classify_audios(model: AudioClassifier, call: InferCall) -> Arrays:
+    answer = await model.classify(
+        _files(call, "audio"),
+        top_k=call.parameters.get("top_k", 0),
+        truncate=call.parameters.get("truncate", False),
+        deadline=call.deadline,
+    )
+    return {
+        **_label_arrays([one.labels for one in answer.results]),
+        "duration": np.array([one.duration_s for one in answer.results], np.float32),
+        "truncated": np.array([one.is_truncated for one in answer.results]),
+    }
+
+
 _DETECTING: Final = kinds_of(
     object_detection_service_pb2.DetectObjectsRequest, "threshold", "max_object_count", "labels"
 )
@@ -799,6 +816,10 @@ _SEGMENTS: Final = (
     TensorSpec(name="segment_text", datatype=BYTES, shape=(-1,)),
     TensorSpec(name="segment_start", datatype="FP32", shape=(-1,)),
     TensorSpec(name="segment_end", datatype="FP32", shape=(-1,)),
+    TensorSpec(name="word_segment_index", datatype="INT64", shape=(-1,)),
+    TensorSpec(name="word_text", datatype=BYTES, shape=(-1,)),
+    TensorSpec(name="word_start", datatype="FP32", shape=(-1,)),
+    TensorSpec(name="word_end", datatype="FP32", shape=(-1,)),
 )
 _TRANSCRIPTION: Final = kinds_of(
     speech_service_pb2.TranscribeSpeechRequest,
@@ -825,6 +846,7 @@ def _speech_request(call: InferCall) -> SpeechRequest:
 
 def _transcript_arrays(transcripts: Sequence[Transcript], texts: Sequence[str]) -> Arrays:
     segments = [(index, segment) for index, one in enumerate(transcripts) for segment in one.segments]
+    words = [(index, word) for index, (_, segment) in enumerate(segments) for word in segment.words]
     hypotheses = [(index, found) for index, one in enumerate(transcripts) for found in one.hypotheses or (one,)]
     return {
         "text": texts_array(texts),
@@ -838,18 +860,22 @@ def _transcript_arrays(transcripts: Sequence[Transcript], texts: Sequence[str]) 
         "segment_text": texts_array([segment.text for _, segment in segments]),
         "segment_start": np.array([segment.start_s for _, segment in segments], np.float32),
         "segment_end": np.array([segment.end_s for _, segment in segments], np.float32),
+        "word_segment_index": np.array([index for index, _ in words], np.int64),
+        "word_text": texts_array([word.text for _, word in words]),
+        "word_start": np.array([word.start_s for _, word in words], np.float32),
+        "word_end": np.array([word.end_s for _, word in words], np.float32),
         "hypothesis_audio_index": np.array([index for index, _ in hypotheses], np.int64),
         "hypothesis_text": texts_array([found.text for _, found in hypotheses]),
         "hypothesis_score": np.array([found.score for _, found in hypotheses], np.float32),
     }
 
 
-async def _transcribe(model: SpeechModel, call: InferCall) -> Arrays:
+async def _transcribe(model: Transcriber, call: InferCall) -> Arrays:
     answer = await model.transcribe(_files(call, "audio"), request=_speech_request(call))
     return _transcript_arrays(answer.results, [one.text for one in answer.results])
 
 
-async def _stream_transcript(model: SpeechModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+async def _stream_transcript(model: Transcriber, call: InferCall) -> AsyncGenerator[Arrays, None]:
     [audio] = _files(call, "audio")
     async with aclosing(model.stream(audio, name="audio[0]", request=_speech_request(call))) as parts:
         async for part in parts:
@@ -1119,6 +1145,19 @@ IMAGE_CLASSIFICATION: Final = TensorTask(
     max_rows=MAX_IMAGES,
     predictions=_always("label", "probability"),
     infer=_classify_images,
+    reads_texts=False,
+)
+AUDIO_CLASSIFICATION: Final = TensorTask(
+    inputs=lambda _: (TensorSpec(name="audio", datatype=BYTES, shape=(-1,)),),
+    outputs=lambda _: (
+        *_LABELS,
+        TensorSpec(name="duration", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="truncated", datatype="BOOL", shape=(-1,)),
+    ),
+    parameters=_COMMON | kinds_of(audio_classification_service_pb2.ClassifyAudioRequest, "top_k", "truncate"),
+    max_rows=MAX_CLASSIFIED_AUDIOS,
+    predictions=_always("label", "probability"),
+    infer=_classify_audios,
     reads_texts=False,
 )
 OBJECT_DETECTION: Final = TensorTask(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway_server.batching.settings import MAX_IMAGES
 from headway_server.bundles import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, Bundle, demanded
 from headway_server.decoding.constraints import (
     CompiledConstraint,
@@ -22,16 +23,19 @@ from headway_server.decoding.constraints import (
     ConstraintRequest,
     ConstraintState,
 )
+from headway_server.decoding.interfaces import PromptMedia
 from headway_server.decoding.output.text import Decode, TextAssembly, TextOffsets
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import TokenRule
 from headway_server.decoding.sequence import Delta, Sequence, SequenceResult, share_prompt
 from headway_server.errors import FieldName, InvalidInputError
+from headway_server.observers import ModelUsage
 from headway_server.preprocessing import AnswerReader, CallForm, ChatTemplate, PromptEnd, ReasoningForm, Tool
 from headway_server.preprocessing.pool import constraint_pool, text_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
-from headway_server.serving.limits import check_text, check_token_ids
+from headway_server.serving.images import SentImage
+from headway_server.serving.limits import check_count, check_text, check_token_ids
 from headway_server.tasks.decoding import DecodingJob, DecodingModel, ModelParts
 from headway_server.tasks.generation.request import (
     CONSTRAINT_FIELD,
@@ -46,6 +50,7 @@ from headway_server.tasks.generation.thinking import ReasoningDelimiters, Thinki
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
+from headway_server.tasks.prompt_images import PlacedImage, place_media
 
 _STATES_AT_A_TIME: Final = 8
 """Constraint states made per turn of the pool; large ones take milliseconds each."""
@@ -85,6 +90,8 @@ class _Call:
     request: GenerationRequest
     plan: SamplingPlan
     is_stream: bool
+    images: Elements[Elements[SentImage]]
+    """Images of each prompt; empty if no prompt has any."""
 
 
 class GenerationModel(DecodingModel):
@@ -109,8 +116,12 @@ class GenerationModel(DecodingModel):
             chat_template=chat_template or _load_chat_template(bundle),
             prefix=bundle.manifest.prompt_prefix,
             media_tokens=bundle.manifest.media_tokens,
+            image_token=None if parts.images is None else parts.images.prompt.token,
             owner=bundle.manifest.name,
         )
+        self._images = parts.images
+        if parts.images is not None:
+            self.workers.append(parts.images.batcher)
         form = self.reasoning_form
         self._delimiters = None if form is None else ReasoningDelimiters.of(form, parts.tokenizer)
 
@@ -131,6 +142,7 @@ class GenerationModel(DecodingModel):
         tools: Elements[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        images: Elements[SentImage] = (),
     ) -> list[int]:
         """Returns the tokens of a prompt as `generate` reads it, and of any length.
 
@@ -141,18 +153,27 @@ class GenerationModel(DecodingModel):
             tools: Tools of a conversation.
             variables: Variables of the chat template.
             end: End of a conversation's prompt.
+            images: Images of a conversation.
 
         Raises:
             RequestError: As `generate`.
         """
         check_prompts([prompt], [field], self._max_text_bytes)
         self._reader.check_kind([prompt])
+        self._reader.check_images([prompt])
         self._reader.check_variables(variables or {}, _VARIABLES_FIELD)
         if tools:
             self._reader.call_form()
         with self._begin(1, num_tokens=0, num_bytes=0, deadline=None) as job, job.preparing():
+            placed = [] if self._images is None else await self._images.place(images)
             input_ids = await self._reader.tokenize(
-                prompt, field=field, add_special_tokens=add_special_tokens, tools=tools, variables=variables, end=end
+                prompt,
+                field=field,
+                add_special_tokens=add_special_tokens,
+                tools=tools,
+                variables=variables,
+                end=end,
+                images=None if self._images is None else self._images.written(placed),
             )
         token_ids: list[int] = input_ids.tolist()
         return token_ids
@@ -203,8 +224,34 @@ class GenerationModel(DecodingModel):
             maps = await job.read(item, field="text", num_tokens=len(tokens))
         return InspectedText(tokens=tokens, maps=maps, truncated=encoded.truncated, timings=job.timings)
 
+    def usage(self) -> ModelUsage:
+        """Returns the usage of the engine, and the size of the cache of images' embeddings."""
+        usage = super().usage()
+        return usage if self._images is None else replace(usage, caches=(*usage.caches, *self._images.usage().caches))
+
+    async def prepare(self, images: Elements[SentImage], *, deadline: float | None) -> Answer[None]:
+        """Computes and caches the embeddings of images.
+
+        Args:
+            images: 1 to `MAX_IMAGES` images.
+            deadline: End of the caller's wait, in seconds of `time.monotonic`.
+
+        Raises:
+            RequestError: An image cannot be read, there is no room, the deadline passed, the server is draining.
+        """
+        assert self._images is not None, "the table of tasks asks for models with images"
+        check_count("images", len(images), MAX_IMAGES)
+        with self._begin(1, num_tokens=0, num_bytes=0, deadline=deadline) as job:
+            await self._images.embed(await self._images.place(images), job)
+            return job.answer([None for _ in images])
+
     async def generate(
-        self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
+        self,
+        prompts: Elements[Prompt],
+        *,
+        fields: Elements[str],
+        request: GenerationRequest,
+        images: Elements[Elements[SentImage]] = (),
     ) -> Answer[GeneratedText]:
         """Continues prompts; all of them, or none.
 
@@ -212,13 +259,14 @@ class GenerationModel(DecodingModel):
             prompts: Prompts of at least one character or token, or conversations of at least one turn.
             fields: Name of each in the request, for error messages.
             request: Parameters for every prompt.
+            images: Images of each prompt, in the order of its turns; empty if no prompt has any.
 
         Raises:
             RequestError: A parameter or prompt is out of its range, the model has no chat template, the queue is full,
                 the
             deadline passed, the server is draining.
         """
-        call = self._call(prompts, fields, request)
+        call = self._call(prompts, fields, request, images)
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
             await job.run([sequence for _, sequence in continued], are_last=True)
@@ -231,14 +279,19 @@ class GenerationModel(DecodingModel):
         return self.stream_many([prompt], fields=[field], request=request)
 
     async def stream_many(
-        self, prompts: Elements[Prompt], *, fields: Elements[str], request: GenerationRequest
+        self,
+        prompts: Elements[Prompt],
+        *,
+        fields: Elements[str],
+        request: GenerationRequest,
+        images: Elements[Elements[SentImage]] = (),
     ) -> AsyncGenerator[Delta | Answer[GeneratedText], None]:
         """Continues prompts: yields deltas of their texts as they appear, and last the answer.
 
         The `sample` of a delta counts the texts of the call, those of a prompt adjacent. With `echo` the first delta of
         each is the prompt, with its log-probabilities if requested. Args and errors are those of `generate`.
         """
-        call = self._call(prompts, fields, request, is_stream=True)
+        call = self._call(prompts, fields, request, images, is_stream=True)
         with self._begin_samples(call) as job:
             continued = await self._prepare(job, call)
             text_offsets = [self._text_offsets(call, fitted) for fitted, _ in continued]
@@ -283,14 +336,21 @@ class GenerationModel(DecodingModel):
         return self._reader.call_form()
 
     def _call(
-        self, prompts: Elements[Prompt], fields: Elements[str], request: GenerationRequest, *, is_stream: bool = False
+        self,
+        prompts: Elements[Prompt],
+        fields: Elements[str],
+        request: GenerationRequest,
+        images: Elements[Elements[SentImage]],
+        *,
+        is_stream: bool = False,
     ) -> _Call:
         """Validates a call before any work is done for it."""
         plan = self._plan(request)
         check_prompts(prompts, fields, self._max_text_bytes)
         self._reader.check_kind(prompts)
+        self._reader.check_images(prompts)
         self._reader.check_variables(request.variables, _VARIABLES_FIELD)
-        return _Call(prompts=prompts, fields=fields, request=request, plan=plan, is_stream=is_stream)
+        return _Call(prompts=prompts, fields=fields, request=request, plan=plan, is_stream=is_stream, images=images)
 
     def _plan(self, request: GenerationRequest) -> SamplingPlan:
         parameters = request.parameters
@@ -347,6 +407,7 @@ class GenerationModel(DecodingModel):
         """Makes the sequences of all samples of prompts, each with its fitted prompt."""
         with job.preparing():
             constraint = await self._compile(call)
+            placed = [] if self._images is None else [await self._images.place(images) for images in call.images]
             fitted = await self._reader.read(
                 call.prompts,
                 fields=call.fields,
@@ -356,10 +417,28 @@ class GenerationModel(DecodingModel):
                 variables=call.request.variables,
                 hints=call.request.hints,
                 end=call.request.end,
+                images=[] if self._images is None else [self._images.written(images) for images in placed],
             )
             fitted = await self._opened(call, fitted)
             states = await self._start_constraint(call, constraint, fitted)
-            return [(prompt, sequence) for prompt in fitted for sequence in self._sequences(call, prompt, states)]
+        media = [
+            await self._embed(job, prompt, images, field)
+            for prompt, images, field in zip(fitted, placed, call.fields, strict=bool(placed))
+        ]
+        return [
+            (prompt, sequence)
+            for prompt, embedded in zip(fitted, media or repeat(None), strict=False)
+            for sequence in self._sequences(call, prompt, states, embedded)
+        ]
+
+    async def _embed(
+        self, job: DecodingJob, prompt: FittedPrompt, images: Elements[PlacedImage], field: str
+    ) -> PromptMedia | None:
+        """Computes the embeddings of a prompt's images, once it is known to fit."""
+        if self._images is None or not images:
+            return None
+        embeddings = await self._images.embed(images, job)
+        return place_media(prompt.input_ids, self._images.prompt, images, embeddings, field=field)
 
     async def _compile(self, call: _Call) -> CompiledConstraint | None:
         if call.plan.constraint is None:
@@ -392,7 +471,13 @@ class GenerationModel(DecodingModel):
             states += await loop.run_in_executor(constraint_pool(), list, islice(started, _STATES_AT_A_TIME))
         return iter(states)
 
-    def _sequences(self, call: _Call, prompt: FittedPrompt, states: Iterator[ConstraintState | None]) -> list[Sequence]:
+    def _sequences(
+        self,
+        call: _Call,
+        prompt: FittedPrompt,
+        states: Iterator[ConstraintState | None],
+        media: PromptMedia | None = None,
+    ) -> list[Sequence]:
         """Makes the sequences of a prompt, one for each sample; the prompt is computed once.
 
         Each takes the next constraint state.
@@ -403,6 +488,7 @@ class GenerationModel(DecodingModel):
         sequences = [
             Sequence(
                 prompt_ids=prompt.input_ids,
+                media=media,
                 parameters=parameters,
                 output=TextAssembly(
                     decode,

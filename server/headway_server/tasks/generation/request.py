@@ -28,6 +28,8 @@ from headway_server.preprocessing import (
     ReasoningForm,
     TextTokenizer,
     Tool,
+    TurnImage,
+    WrittenImages,
 )
 from headway_server.serving.limits import check_count, check_size_of_call, check_text, check_token_ids, num_bytes
 from headway_server.tasks.parameters import (
@@ -46,6 +48,8 @@ MAX_PROMPTS: Final = most_elements("GenerateTextRequest.prompts")
 MAX_SALT_LENGTH: Final = most_characters("GenerateTextRequest.cache_salt")
 MAX_TURNS: Final = most_elements("Conversation.messages")
 """Maximum turns of a conversation."""
+MAX_PARTS: Final = most_elements("ChatMessage.parts")
+"""Maximum parts of a turn."""
 
 Conversation: TypeAlias = tuple[ChatTurn, ...]
 Prompt: TypeAlias = str | Conversation | NDArray[np.int64]
@@ -173,6 +177,7 @@ class PromptReader:
         owner: str,
         prefix: Sequence[int] = (),
         media_tokens: Sequence[int] = (),
+        image_token: int | None = None,
     ) -> None:
         """Takes the parts of the model `owner`.
 
@@ -182,7 +187,8 @@ class PromptReader:
             chat_template: The model's, if it has one.
             owner: Name of the model.
             prefix: Tokens put before a text prompt.
-            media_tokens: Tokens that no prompt may have, since they stand for what the model does not read.
+            media_tokens: Tokens that no caller may write, since they stand for images and sounds.
+            image_token: The one of them that stands for an image's embedding, if the model reads images.
         """
         self._tokenizer = tokenizer
         self._limits = limits
@@ -190,6 +196,7 @@ class PromptReader:
         self._owner = owner
         self._prefix = np.array(prefix, np.int64)
         self._media_tokens = np.array(media_tokens, np.int64)
+        self._image_token = image_token
 
     def check_kind(self, prompts: Sequence[Prompt]) -> None:
         """Checks that the model supports this kind of prompts, before any work is done for a call.
@@ -201,6 +208,18 @@ class PromptReader:
             raise NoChatTemplateError(
                 f"{self._owner} has no chat template, so it continues prompts but no conversations; "
                 "write the conversation as a prompt, or ask a model that has one"
+            )
+
+    def check_images(self, prompts: Sequence[Prompt]) -> None:
+        """Checks that the model reads images, if conversations have some.
+
+        Raises:
+            InvalidInputError: It does not.
+        """
+        if self._image_token is None and (images := [one for prompt in prompts for one in images_of(prompt)]):
+            raise InvalidInputError(
+                images[0].field,
+                f"is an image, and {self._owner} reads text alone; leave it out, or ask a model that reads images",
             )
 
     def call_form(self) -> CallForm:
@@ -240,6 +259,7 @@ class PromptReader:
         variables: Mapping[str, Any] | None = None,
         hints: Mapping[str, Any] | None = None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        images: Sequence[WrittenImages] = (),
     ) -> list[FittedPrompt]:
         """Tokenizes prompts and fits them to the model's limits; stops at the first invalid prompt.
 
@@ -252,6 +272,7 @@ class PromptReader:
             variables: Variables of the chat template, checked by `check_variables`.
             hints: Further variables, which only a template that reads them is given.
             end: How the prompt of a conversation ends.
+            images: What stands for the images of each conversation; empty for a model that reads none.
 
         Raises:
             InvalidInputError: The chat template rejects a conversation, `fit_prompt` rejects a prompt, or a token id is
@@ -264,10 +285,10 @@ class PromptReader:
                 **{name: value for name, value in hints.items() if name in self._chat_template.variables},
                 **(variables or {}),
             }
-        async with aclosing(self._encode(prompts, fields, tools, variables, end)) as encoded:
+        async with aclosing(self._encode(prompts, fields, tools, variables, end, images=images)) as encoded:
             async for text, input_ids in encoded:
                 index = len(fitted)
-                self._check_media(input_ids, fields[index])
+                self._check_media(input_ids, fields[index], has_images=bool(images_of(prompts[index])))
                 fitted.append(
                     fit_prompt(
                         text,
@@ -281,17 +302,21 @@ class PromptReader:
                 )
         return fitted
 
-    def _check_media(self, input_ids: NDArray[np.int64], field: str) -> None:
-        """Checks that no token of a prompt, (T,), stands for an image or a sound.
+    def _check_media(self, input_ids: NDArray[np.int64], field: str, *, has_images: bool) -> None:
+        """Checks that no token of a prompt, (T,), stands for an image or a sound, but for its images' own.
 
         Raises:
             InvalidInputError: One does.
         """
-        if len(self._media_tokens) and len(found := np.intersect1d(input_ids, self._media_tokens)):
+        allowed = [] if self._image_token is None or not has_images else [self._image_token]
+        if not len(self._media_tokens):
+            return
+        if len(found := np.setdiff1d(np.intersect1d(input_ids, self._media_tokens), allowed)):
+            reads = "reads text alone" if self._image_token is None else "reads images in conversations"
             raise InvalidInputError(
                 field,
                 f"has {self._tokenizer.piece(int(found[0]))}, which stands for an image or a sound, and {self._owner} "
-                "reads text alone; leave it out",
+                f"{reads}; leave it out",
             )
 
     async def tokenize(
@@ -303,12 +328,14 @@ class PromptReader:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        images: WrittenImages | None = None,
     ) -> NDArray[np.int64]:
         """Returns the tokens of a prompt, (T,), of any length; args and errors: `read`.
 
         `add_special_tokens` puts the model's first tokens before a text, as generation does.
         """
-        async with aclosing(self._encode([prompt], [field], tools, variables, end)) as encoded:
+        written = [] if images is None else [images]
+        async with aclosing(self._encode([prompt], [field], tools, variables, end, images=written)) as encoded:
             async for _, input_ids in encoded:
                 skipped = len(self._prefix) if isinstance(prompt, str) and not add_special_tokens else 0
                 return input_ids[skipped:]
@@ -321,6 +348,8 @@ class PromptReader:
         tools: Sequence[Tool],
         variables: Mapping[str, Any] | None,
         end: PromptEnd = PromptEnd.NEW_TURN,
+        *,
+        images: Sequence[WrittenImages] = (),
     ) -> AsyncGenerator[tuple[str | None, NDArray[np.int64]], None]:
         """Yields the text and the tokens (T,) of each prompt.
 
@@ -337,10 +366,15 @@ class PromptReader:
                 ids = encoded.input_ids
                 yield texts[index], np.concatenate([self._prefix, ids]) if len(self._prefix) else ids
                 index += 1
-        for conversation, field in zip(conversations, fields, strict=False):
+        for number, (conversation, field) in enumerate(zip(conversations, fields, strict=False)):
             assert self._chat_template is not None, "see check_kind"
             (prompt,) = await self._chat_template.encode(
-                [conversation], fields=[field], tools=tools, variables=variables, end=end
+                [conversation],
+                fields=[field],
+                tools=tools,
+                variables=variables,
+                end=end,
+                images=images[number] if images_of(conversation) else None,
             )
             yield prompt.text, prompt.input_ids
         for input_ids, field in zip(prompts, fields, strict=True):
@@ -350,6 +384,11 @@ class PromptReader:
 
     def __repr__(self) -> str:
         return f"PromptReader({self._owner}, {'no' if self._chat_template is None else 'a'} chat template)"
+
+
+def images_of(prompt: Prompt) -> list[TurnImage]:
+    """Returns the images of a conversation in order; of another prompt none."""
+    return [image for turn in prompt for image in turn.images] if isinstance(prompt, tuple) else []
 
 
 def check_prompts(prompts: Sequence[Prompt], fields: Sequence[str], max_bytes: int) -> None:
@@ -391,7 +430,7 @@ def check_prompt(prompt: Prompt, field: str, max_bytes: int) -> None:
         return
     check_count(f"{field}.messages", len(prompt), MAX_TURNS, "leave out the first ones")
     for index, turn in enumerate(prompt):
-        if turn.content or turn.role not in ("assistant", "tool"):  # which may have said nothing
+        if turn.content or not (turn.images or turn.role in ("assistant", "tool")):  # which may have said nothing
             check_text(f"{field}.messages[{index}].content", turn.content, max_bytes)
     if (size := sum(map(num_bytes, _texts(prompt)))) > max_bytes:
         raise InvalidInputError(

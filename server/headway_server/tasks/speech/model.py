@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Final
 
 import numpy as np
 
@@ -25,7 +23,6 @@ from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.rules import all_of, distinct_ngrams
 from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.field_rules import most_elements
 from headway_server.preprocessing.audio import PreparedAudio
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import current_caller
@@ -35,98 +32,22 @@ from headway_server.tasks.job import gather
 from headway_server.tasks.speech.reader import AudioReader
 from headway_server.tasks.speech.rules import TranscriptRule
 from headway_server.tasks.speech.segments import WindowSegment, WindowSegments, read_segments
+from headway_server.tasks.speech.transcripts import (
+    MAX_AUDIOS,
+    Segment,
+    SpeechDelta,
+    SpeechRequest,
+    SpeechTask,
+    Transcriber,
+    Transcript,
+    TranscriptHypothesis,
+    check_call,
+)
 from headway_server.tasks.text_to_text.request import (
-    TextToTextParameters,
     TextToTextPlan,
     TextToTextRequest,
     plan_text_to_text,
 )
-
-MAX_AUDIOS: Final = most_elements("TranscribeSpeechRequest.audios")
-"""Maximum audios of a call."""
-
-
-class SpeechTask(Enum):
-    """Output of speech recognition."""
-
-    TRANSCRIBE = "transcribe"
-    """Transcript in the spoken language."""
-    TRANSLATE = "translate"
-    """Translation to English."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechRequest:
-    """Parameters of a call, without its audio."""
-
-    parameters: TextToTextParameters = field(default_factory=TextToTextParameters)
-    language: str = ""
-    """BCP 47 code of the spoken language; empty: detected, if the model has several."""
-    task: SpeechTask = SpeechTask.TRANSCRIBE
-    timestamps: bool = False
-    """True returns start and end of segments."""
-    prompt: str = ""
-    """Text before the audio, or words that may occur in it."""
-    condition_on_previous: bool = False
-    """True conditions each window on the transcript of the windows before it."""
-    deadline: float | None = None
-    """End of the caller's wait, in seconds of `time.monotonic`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """A part of a transcript."""
-
-    text: str
-    start_s: float
-    end_s: float
-    token_ids: tuple[int, ...]
-    """Timestamps included."""
-    mean_log_probability: float
-    """Mean over the tokens of its window."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranscriptHypothesis:
-    """One of several transcripts of an audio."""
-
-    text: str
-    log_probability: float
-    score: float
-    finish_reason: FinishReason
-    num_new_tokens: int
-    segments: tuple[Segment, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transcript:
-    """Result of one audio. Numbers are sums over its windows."""
-
-    text: str
-    log_probability: float
-    score: float
-    finish_reason: FinishReason
-    num_new_tokens: int
-    duration_s: float
-    segments: tuple[Segment, ...]
-    """At least one segment; without timestamps one for each window."""
-    language: str
-    """Requested or detected language; empty for a model of one language."""
-    languages: tuple[tuple[str, float], ...] = ()
-    """Detected languages with their probabilities, the likeliest first."""
-    hypotheses: tuple[TranscriptHypothesis, ...] = ()
-    seed: int | None = None
-    num_windows: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechDelta:
-    """New output since the last delta."""
-
-    text: str
-    num_new_tokens: int
-    segments: tuple[Segment, ...] = ()
-    """Finished segments, if segments have timestamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +114,7 @@ class _Transcription:
         return sum(result.num_new_tokens for result in self.results)
 
 
-class SpeechModel(DecodingModel):
+class SpeechModel(DecodingModel, Transcriber):
     """Transcribes audio."""
 
     _noun = "audios"
@@ -268,18 +189,13 @@ class SpeechModel(DecodingModel):
     def _call(self, request: SpeechRequest, num_audios: int, *, is_stream: bool = False) -> _Call:
         """Validates a call before any work is done for it."""
         name, tokens = self.bundle.manifest.name, self._tokens
-        if request.parameters.max_length_ratio is not None:
-            raise InvalidInputError(
-                "parameters.max_length_ratio", "is set, and audio has no tokens; set max_new_tokens instead"
-            )
-        if request.task is SpeechTask.TRANSLATE and tokens.translate is None:
-            raise InvalidInputError("task", f"is translate, and {name} only writes what is said; leave it out")
-        if request.timestamps and not self.writes_times:
-            raise InvalidInputError("include_timestamps", f"is set, and {name} writes no times; leave it out")
-        if request.condition_on_previous and tokens.start_of_previous is None:
-            raise InvalidInputError(
-                "condition_on_previous", f"is set, and {name} cannot read what was written before; leave it out"
-            )
+        check_call(
+            request,
+            name,
+            translates=tokens.translate is not None,
+            writes_times=self.writes_times,
+            reads_previous=tokens.start_of_previous is not None,
+        )
         self._check_prompt(request.prompt)
         plan = plan_text_to_text(
             TextToTextRequest(parameters=request.parameters, deadline=request.deadline),
@@ -316,10 +232,8 @@ class SpeechModel(DecodingModel):
         """Checks a prompt before it is tokenized.
 
         Raises:
-            InvalidInputError: It has too many bytes, or the model takes no prompts.
+            InvalidInputError: It has too many bytes.
         """
-        if prompt.strip() and self._tokens.start_of_previous is None:
-            raise InvalidInputError("prompt", f"is given, and {self.bundle.manifest.name} takes none; leave it out")
         if (size := num_bytes(prompt)) > self._max_text_bytes:
             raise InvalidInputError("prompt", f"has {size} bytes, the limit is {self._max_text_bytes}; shorten it")
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from headway_server.bundles import AudioPreprocessing
 from headway_server.decoding.interfaces import EncoderInput
-from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.audio import AudioDecoder, AudioLimits, LogMel, PreparedAudio
 from headway_server.preprocessing.pool import audio_pool
+from headway_server.preprocessing.sound import check_audio_bytes
 
 
 class AudioReader:
@@ -56,14 +56,7 @@ class AudioReader:
             InvalidInputError: Several audios exceed the memory limit.
         """
         total = sum(self._log_mel.num_bytes(len(audio.samples)) for audio in audios)
-        if len(audios) > 1 and total > self._max_bytes:
-            seconds = sum(audio.duration_s for audio in audios)
-            raise InvalidInputError(
-                "audios",
-                f"have {seconds:.1f} seconds in {len(audios)} audios, {total >> 20} MiB decoded; the limit is "
-                f"{self._max_bytes >> 20} MiB (--max-waiting-mib): send them in several calls",
-            )
-        return total
+        return check_audio_bytes(audios, total, self._max_bytes)
 
     def is_long(self, audio: PreparedAudio) -> bool:
         """Returns True if an audio is longer than a window."""

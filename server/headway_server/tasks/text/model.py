@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
-from headway_server.batching.memory_plan import plan_runs
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import BBOX, TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, Variant, demanded
+from headway_server.bundles import BBOX, TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
-from headway_server.runtime import Runtime, Session, available_bytes, format_size
+from headway_server.runtime import Runtime, Session
 from headway_server.serving.answers import NO_TIMINGS, Answer, CallTimings
 from headway_server.serving.calls import counted_tokens, current_caller
 from headway_server.serving.limits import (
@@ -37,7 +35,13 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.outputs import EMBEDDING, cosines, logits_postprocess, read_vector
-from headway_server.tasks.stateless import StatelessModel, StatelessParts, expected_outputs, late_interaction
+from headway_server.tasks.stateless import (
+    StatelessModel,
+    StatelessParts,
+    expected_outputs,
+    late_interaction,
+    with_memory,
+)
 from headway_server.tasks.text.labels import LabelVectors, SetVectors
 
 Result = TypeVar("Result")
@@ -52,8 +56,6 @@ _WORK_OF_TEXT: Final = 64
 _WARM_UP_LENGTH: Final = 32
 """Tokens of a graph's test run at load time, within its limit."""
 _TYPES: Final = "token_type_ids"
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +186,13 @@ class TextModel(StatelessModel):
             truncation_side=bundle.manifest.truncation_side,
             truncates=settings.truncate_texts,
         )
-        runtime = _with_memory(runtime, manifest, variant, settings)
+        runtime = with_memory(
+            runtime,
+            manifest,
+            variant,
+            largest=demanded(manifest.limits.max_input_tokens),
+            batch=settings.batching.batch_tokens(runtime.device),
+        )
         session = runtime.open(bundle, variant.graphs["model"])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
@@ -557,30 +565,6 @@ class TextModel(StatelessModel):
             )
         for index, types in enumerate(inputs.type_ids or ()):
             check_token_ids(f"{_TYPES}[{index}]", types, 1)
-
-
-def _with_memory(runtime: Runtime, manifest: Manifest, variant: Variant, settings: ServerSettings) -> Runtime:
-    """Returns a runtime with as many lanes as fit into memory with the longest texts.
-
-    Raises:
-        MemoryUnavailableError: Not even one does.
-    """
-    run_bytes = variant.graphs["model"].run_bytes
-    if run_bytes is None:
-        return runtime
-    owner, weights = f"{manifest.name}/{manifest.version}", manifest.weight_bytes(variant)
-    sessions = 2 if runtime.num_lanes > 1 else 1
-    available = available_bytes(runtime.device)
-    plan = plan_runs(
-        run_bytes,
-        num_lanes=runtime.num_lanes,
-        max_tokens=demanded(manifest.limits.max_input_tokens),
-        batch_tokens=settings.batching.batch_tokens(runtime.device),
-        available=None if available is None else max(0, available - sessions * weights),
-        owner=owner,
-    )
-    _log.info("memory", model=owner, weights=f"{sessions} x {format_size(weights)}", runs=str(plan))
-    return runtime.with_lanes(plan.num_lanes)
 
 
 def _no_boxes(manifest: Manifest, length: int) -> NDArray[Any] | None:

@@ -193,10 +193,10 @@ async def test_a_failed_prefill_ends_that_sequence_alone():
     decoder = make_decoder(num_slots=3)
     prefill = decoder.prefill
 
-    def fail_on_two(slot, token_ids, start):
+    def fail_on_two(slot, token_ids, start, **given):
         if token_ids[0] == 2:
             raise MemoryError("no room")
-        return prefill(slot, token_ids, start)
+        return prefill(slot, token_ids, start, **given)
 
     decoder.prefill = fail_on_two
     async with running_engine(decoder) as engine:

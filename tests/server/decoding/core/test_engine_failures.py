@@ -45,10 +45,10 @@ def run(engine, *sequences):
 def fail_on_two(prefill):
     """Fails for prompts that begin with token 2."""
 
-    def prefill_or_fail(slot, token_ids, start):
+    def prefill_or_fail(slot, token_ids, start, **given):
         if token_ids[0] == 2:
             raise MemoryError("no room")
-        return prefill(slot, token_ids, start)
+        return prefill(slot, token_ids, start, **given)
 
     return prefill_or_fail
 

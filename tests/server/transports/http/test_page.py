@@ -49,6 +49,7 @@ PANELS = [
     "caption",
     "draw",
     "transcribe",
+    "sounds",
     "speak",
     "segment",
     "attention",

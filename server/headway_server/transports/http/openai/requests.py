@@ -6,6 +6,7 @@ counts as left out.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -16,7 +17,7 @@ from pydantic import AliasChoices, BaseModel, Field, StringConstraints
 from headway_server.decoding.constraints import ConstraintRequest
 from headway_server.diffusion import DiffusionSampler
 from headway_server.errors import FieldName, InvalidInputError
-from headway_server.preprocessing import ChatTurn, PromptEnd, Tool, ToolCall
+from headway_server.preprocessing import ChatTurn, PromptEnd, Tool, ToolCall, TurnImage
 from headway_server.preprocessing.chat import Role
 from headway_server.serving.limits import check_count
 from headway_server.tasks.generation.request import MAX_PROMPTS, MAX_TURNS, GenerationRequest, Prompt, ToolUse
@@ -64,7 +65,7 @@ class ModelBody(Body):
     """A request."""
 
     union_names: ClassVar = frozenset(
-        {"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice", "TextPart", "RefusalPart"}
+        {"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice", "TextPart", "RefusalPart", "ImagePart"}
     )
     without_effect: ClassVar = frozenset(
         {
@@ -315,6 +316,50 @@ class TextPart(Part):
     text: str
 
 
+class ImageUrl(Part):
+    """An image as a data URL."""
+
+    without_effect: ClassVar = frozenset({"detail"})
+
+    url: str
+
+    def image(self, field: str) -> TurnImage:
+        """Decodes the image; `field` is its name in error messages.
+
+        Raises:
+            InvalidInputError: It is another URL, or not base64.
+        """
+        return image_of_url(self.url, f"{field}.url")
+
+
+class ImagePart(Part):
+    """An image of a message."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    def image(self, field: str) -> TurnImage:
+        """See `ImageUrl`."""
+        return self.image_url.image(f"{field}.image_url")
+
+
+def image_of_url(url: str, field: str) -> TurnImage:
+    """Decodes the image of a data URL (RFC 2397); `field` is its name in error messages.
+
+    Raises:
+        InvalidInputError: It is another URL, or not base64.
+    """
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
+        raise InvalidInputError(
+            field, "is not a data URL, and this server fetches nothing; send data:image/jpeg;base64, and the image"
+        )
+    try:
+        return TurnImage(data=base64.b64decode(body, validate=True), field=field)
+    except ValueError as error:
+        raise InvalidInputError(field, f"is not base64 ({error}); encode the whole file") from None
+
+
 class CalledFunction(Part):
     """Name and arguments of a tool call."""
 
@@ -352,7 +397,7 @@ class Message(Part):
     without_effect: ClassVar = frozenset({"annotations", "refusal"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Many[TextPart | RefusalPart] | None = None
+    content: str | Many[TextPart | RefusalPart | ImagePart] | None = None
     reasoning_content: str | None = None
     """This server's own field: reasoning of an earlier answer."""
     tool_calls: Annotated[Many[CallPart], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
@@ -363,7 +408,19 @@ class Message(Part):
     def text(self) -> str:
         """Its text, with the parts joined."""
         content = self.content or ""
-        return content if isinstance(content, str) else "".join(part.text for part in content)
+        if isinstance(content, str):
+            return content
+        return "".join(part.text for part in content if not isinstance(part, ImagePart))
+
+    def parts(self, field: str) -> tuple[str | TurnImage, ...]:
+        """Returns texts and images in their order; nothing if there are no images."""
+        content = self.content
+        if content is None or isinstance(content, str) or not any(isinstance(part, ImagePart) for part in content):
+            return ()
+        return tuple(
+            part.image(f"{field}.content[{index}]") if isinstance(part, ImagePart) else part.text
+            for index, part in enumerate(content)
+        )
 
     def turn(self, field: str) -> ChatTurn:
         """Converts the message to a turn; `field` is its name in error messages.
@@ -376,6 +433,7 @@ class Message(Part):
         turn = ChatTurn(
             role=_ROLES[self.role],
             content=self.text,
+            parts=self.parts(field),
             reasoning=self.reasoning_content or "",
             tool_calls=tuple(call.call() for call in self.tool_calls),
             tool_call_id=self.tool_call_id or "",

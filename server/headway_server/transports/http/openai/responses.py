@@ -33,6 +33,8 @@ from headway_server.transports.http.openai.requests import (
     CallPart,
     ChatBody,
     Function,
+    ImagePart,
+    ImageUrl,
     JsonSchema,
     JsonSchemaFormat,
     Message,
@@ -43,6 +45,7 @@ from headway_server.transports.http.openai.requests import (
     RefusalPart,
     SamplingBody,
     TextFormat,
+    TextPart,
     ToolName,
     ToolPart,
 )
@@ -86,11 +89,30 @@ class ItemText(Part):
     text: str
 
 
-_Content = str | Many[ItemText | RefusalPart]
+class ItemImage(Part):
+    """An image of an item, as a data URL."""
+
+    without_effect: ClassVar = frozenset({"detail", "prompt_cache_breakpoint"})
+
+    type: Literal["input_image"]
+    image_url: str
 
 
-def _joined(content: str | list[ItemText | RefusalPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+_Content = str | Many[ItemText | RefusalPart | ItemImage]
+
+
+def _as_content(content: str | list[ItemText | RefusalPart | ItemImage]) -> str | list[TextPart | ImagePart]:
+    """Returns the content of an item as that of a message of a chat completion: a text, or parts with images."""
+    if isinstance(content, str):
+        return content
+    parts = [
+        ImagePart(type="image_url", image_url=ImageUrl(url=part.image_url))
+        if isinstance(part, ItemImage)
+        else TextPart(type="text", text=part.text)
+        for part in content
+    ]
+    has_images = any(isinstance(part, ImagePart) for part in parts)
+    return parts if has_images else "".join(part.text for part in content if not isinstance(part, ItemImage))
 
 
 class MessageItem(Part):
@@ -372,9 +394,9 @@ class _Turn:
                 case str():
                     given["content"] = item
                 case MessageItem():
-                    given["content"] = _joined(item.content)
+                    given["content"] = _as_content(item.content)
                 case ResultItem():
-                    given |= {"content": _joined(item.output), "tool_call_id": item.call_id, "name": item.name}
+                    given |= {"content": _as_content(item.output), "tool_call_id": item.call_id, "name": item.name}
                 case ReasoningItem():
                     thought = "".join(part.text for part in item.content or item.summary)
                     given["reasoning_content"] = "\n".join(filter(None, (given.get("reasoning_content"), thought)))
@@ -388,10 +410,11 @@ class _Turn:
         if called := re.match(r"\.tool_calls\[(\d+)\]", field):
             return self._calls[int(called[1])] + (".arguments" if "arguments" in field else "")
         for name, item in self.items.items():
-            if isinstance(item, ResultItem):
-                return name + {".content": ".output", ".tool_call_id": ".call_id"}.get(field, "")
-            if isinstance(item, MessageItem) and field == ".content":
-                return name + field
+            if isinstance(item, ResultItem) and field == ".tool_call_id":
+                return f"{name}.call_id"
+            if isinstance(item, ResultItem | MessageItem) and field.startswith(".content"):
+                field = field.replace(".image_url.url", ".image_url")
+                return name + (field if isinstance(item, MessageItem) else field.replace(".content", ".output", 1))
         return next(iter(self.items))
 
 

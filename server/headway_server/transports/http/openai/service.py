@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from headway_server.errors import AnswerNotFoundError, InvalidInputError
 from headway_server.preprocessing import ChatTurn
+from headway_server.services.images import images_of_prompts
 from headway_server.serving.abilities import Ability
 from headway_server.serving.answers import Answer
 from headway_server.serving.families import ServedModel
@@ -24,7 +25,7 @@ from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
-from headway_server.tasks.speech.model import SpeechTask
+from headway_server.tasks.speech.transcripts import SpeechTask
 from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
 from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
@@ -133,10 +134,11 @@ class OpenAIService:
         body, conversation, wanted = await request.parse(_read_chat)
         model = self._generator(body.name_and_version)
         writer = ChatWriter(model, body, wanted)
+        images = await images_of_prompts(self._host, [conversation])
         if body.stream:
-            parts = model.stream(conversation, field="messages", request=wanted)
+            parts = model.stream_many([conversation], fields=["messages"], request=wanted, images=images)
             return Stream(parts=writer.events(parts), media_type=EVENT_STREAM)
-        answer = await model.generate([conversation], fields=["messages"], request=wanted)
+        answer = await model.generate([conversation], fields=["messages"], request=wanted, images=images)
         return await formatted(lambda: writer.whole(answer), is_long=_is_long(answer, wanted))
 
     async def respond(self, request: Request) -> Reply | Stream:
@@ -145,10 +147,11 @@ class OpenAIService:
         model = self._generator(body.name_and_version)
         writer = ResponseWriter(model, body, wanted)
         with body.naming():
+            images = await images_of_prompts(self._host, [conversation])
             if body.stream:
-                parts = writer.events(model.stream(conversation, field="messages", request=wanted))
-                return Stream(parts=parts, media_type=EVENT_STREAM, cut=writer.cut)
-            answer = await model.generate([conversation], fields=["messages"], request=wanted)
+                parts = model.stream_many([conversation], fields=["messages"], request=wanted, images=images)
+                return Stream(parts=writer.events(parts), media_type=EVENT_STREAM, cut=writer.cut)
+            answer = await model.generate([conversation], fields=["messages"], request=wanted, images=images)
         # The tokens of the reasoning are counted.
         is_long = model.reasoning_form is not None or _is_long(answer, wanted)
         return await formatted(lambda: writer.whole(answer), is_long=is_long)

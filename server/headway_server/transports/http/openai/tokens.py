@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from headway_server.errors import InvalidInputError
+from headway_server.services.images import images_of_prompts
 from headway_server.serving.host import ModelHost
 from headway_server.tasks.generation.request import MAX_TURNS, Prompt
 from headway_server.tasks.generation.tools import MAX_TOOLS
@@ -71,9 +72,11 @@ class TokenEndpoint:
         body = await request.parse(TokenizeBody.read)
         model = self._host.find_able(GENERATE_TEXTS, *body.name_and_version)
         prompt, field = body.given()
+        images = await images_of_prompts(self._host, [prompt])
         tokens = await model.tokenize(
             prompt,
             field=field,
+            images=images[0] if images else (),
             add_special_tokens=body.add_special_tokens is not False,
             tools=[tool.tool(f"tools[{index}]") for index, tool in enumerate(body.tools)],
             variables=body.chat_template_kwargs,

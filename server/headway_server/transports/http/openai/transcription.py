@@ -17,12 +17,12 @@ from headway_server.errors import InvalidInputError, UnknownFieldError
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.speech.model import (
+from headway_server.tasks.speech.transcripts import (
     Segment,
     SpeechDelta,
-    SpeechModel,
     SpeechRequest,
     SpeechTask,
+    Transcriber,
     Transcript,
 )
 from headway_server.tasks.table import TRANSCRIBE_SPEECH, TRANSLATE_SPEECH
@@ -32,6 +32,8 @@ from headway_server.transports.http.openai.form import EVENT_STREAM, event
 
 _ABILITIES: Final = {SpeechTask.TRANSCRIBE: TRANSCRIBE_SPEECH, SpeechTask.TRANSLATE: TRANSLATE_SPEECH}
 _FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
+_UNITS_FIELD: Final = "timestamp_granularities[]"
+_UNITS: Final = ("segment", "word")
 _FIELDS: Final = (
     "file",
     "model",
@@ -40,7 +42,7 @@ _FIELDS: Final = (
     "response_format",
     "temperature",
     "stream",
-    "timestamp_granularities[]",
+    _UNITS_FIELD,
 )
 _MAX_PARTS: Final = 32
 _PLAIN: Final = b"text/plain; charset=utf-8"
@@ -54,6 +56,8 @@ class _Asked:
     model: str
     response_format: str
     stream: bool
+    units: frozenset[str]
+    """What has times in `verbose_json`."""
     request: SpeechRequest
 
     @classmethod
@@ -70,8 +74,11 @@ class _Asked:
         wanted = texts.get("response_format") or "json"
         if wanted not in _FORMATS:
             raise InvalidInputError("response_format", f"is {wanted[:64]!r}; must be one of {', '.join(_FORMATS)}")
-        if (unit := texts.get("timestamp_granularities[]", "segment")) != "segment":
-            raise InvalidInputError("timestamp_granularities[]", f"is {unit[:64]!r}; must be segment")
+        units = texts.get(_UNITS_FIELD, "segment").split(",")
+        if unknown := [unit for unit in units if unit not in _UNITS]:
+            raise InvalidInputError(_UNITS_FIELD, f"is {unknown[0][:64]!r}; must be {' or '.join(_UNITS)}")
+        if "word" in units and wanted != "verbose_json":
+            raise InvalidInputError(_UNITS_FIELD, "is word; this needs the response_format verbose_json")
         streams = texts.get("stream", "false").lower()
         if streams not in ("true", "false", "1", "0"):
             raise InvalidInputError("stream", f"is {streams[:64]!r}; must be true or false")
@@ -83,6 +90,7 @@ class _Asked:
             model=texts.get("model", ""),
             response_format=wanted,
             stream=is_stream,
+            units=frozenset(units),
             request=SpeechRequest(
                 parameters=TextToTextParameters(sampling=_sampling(texts.get("temperature", ""))),
                 language=texts.get("language", ""),
@@ -105,6 +113,10 @@ class TranscriptionEndpoint:
         asked = await asyncio.get_running_loop().run_in_executor(request_pool(), _Asked.read, request, self._task)
         name, _, version = asked.model.partition("/")
         model = self._host.find_able(_ABILITIES[self._task], name, version)
+        if "word" in asked.units and not model.writes_word_times:
+            raise InvalidInputError(
+                _UNITS_FIELD, f"is word, and {model.bundle.manifest.name} gives times of segments alone; leave it out"
+            )
         if asked.stream:
             return Stream(parts=_events(model, asked), media_type=EVENT_STREAM)
         has_times = asked.request.timestamps and (model.writes_times or asked.response_format != "verbose_json")
@@ -136,6 +148,8 @@ def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
         name = (part.field_name or b"").decode("utf-8", errors="replace")
         if name not in _FIELDS:
             raise UnknownFieldError(name[:64], f"is not a field of this call; it takes {', '.join(_FIELDS)}")
+        if name == _UNITS_FIELD and name in fields:
+            content = fields.pop(name) + b"," + (content or b"")
         if name in fields:
             raise InvalidInputError(name, "is given twice; give it once, and send a call for each file")
         fields[name] = content or b""
@@ -191,6 +205,11 @@ def _reply(transcript: Transcript, asked: _Asked) -> Reply:
 
 def _verbose(transcript: Transcript, asked: _Asked) -> dict[str, Any]:
     temperature = asked.request.parameters.sampling.get("temperature", 0.0)
+    words = [
+        {"word": word.text, "start": round(word.start_s, 3), "end": round(word.end_s, 3)}
+        for segment in transcript.segments
+        for word in segment.words
+    ]
     return {
         "task": asked.request.task.value,
         "language": transcript.language,
@@ -209,6 +228,7 @@ def _verbose(transcript: Transcript, asked: _Asked) -> dict[str, Any]:
             }
             for number, segment in enumerate(transcript.segments)
         ],
+        **({"words": words} if "word" in asked.units else {}),
     }
 
 
@@ -238,7 +258,7 @@ def _clock(seconds: float, mark: str) -> str:
     return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{mark}{rest % 1000:03d}"
 
 
-async def _events(model: SpeechModel, asked: _Asked) -> AsyncGenerator[bytes, None]:
+async def _events(model: Transcriber, asked: _Asked) -> AsyncGenerator[bytes, None]:
     async with aclosing(model.stream(asked.file, name="file", request=asked.request)) as parts:
         async for part in parts:
             if isinstance(part, SpeechDelta):

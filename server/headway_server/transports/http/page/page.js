@@ -16,12 +16,13 @@ import { images } from "./panels/images.js";
 import { models } from "./panels/models.js";
 import { segment } from "./panels/segment.js";
 import { server } from "./panels/server.js";
+import { sounds } from "./panels/sounds.js";
 import { speak } from "./panels/speak.js";
 import { tag } from "./panels/tag.js";
 import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 
-const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, caption, draw, transcribe, speak, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, caption, draw, transcribe, sounds, speak, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

@@ -1,6 +1,7 @@
 import { CallError, stream } from "../api.js";
 import { caller, check, choice, chosen, expect, field, modelChoice, number, sampling, textArea } from "../controls.js";
 import { element, show, steppable, written } from "../dom.js";
+import { base64 } from "../images.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE = "ROMEO:\n";
@@ -59,6 +60,8 @@ export const generate = {
     const pattern = textArea("", 3, { spellcheck: "false" });
     const coloured = check("Colour tokens by probability", true, () => form.output.classList.toggle("plain-text", !coloured.box.checked));
     const systemField = field("System message", system);
+    const picture = element("input", { type: "file", accept: "image/*", multiple: true });
+    const pictureField = field("Pictures", picture, "Before the message; JPEG, PNG, WebP, BMP or GIF");
     const again = element(
       "button",
       {
@@ -81,6 +84,7 @@ export const generate = {
       if (isChat.hidden) isChat.box.checked = false;
       const chats = isChat.box.checked;
       systemField.hidden = !chats;
+      pictureField.hidden = !chats || !model_.capabilities.includes("read_image");
       again.hidden = !chats;
       promptLabel.querySelector("label").textContent = chats ? "Message" : "Prompt";
     }
@@ -103,6 +107,7 @@ export const generate = {
         field("Model", model),
         isChat,
         systemField,
+        pictureField,
         promptLabel,
         element("div", { class: "grid" }, field("Length limit", maxTokens, "Tokens"), sampled.temperature),
         element(
@@ -126,12 +131,15 @@ export const generate = {
         again,
       ],
       label: "Generate",
-      prepare() {
+      async prepare() {
         const common = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
         const call = { service: "GenerationService", method: "StreamGenerateText" };
         if (!isChat.box.checked) return { ...call, request: { ...common, prompt: prompt.value }, whole: { ...common, prompts: [prompt.value] } };
         if (!prompt.value.trim()) throw new CallError("invalid_argument", "Write a message first.");
-        const message = { role: "ROLE_USER", content: prompt.value };
+        const files = pictureField.hidden ? [] : [...picture.files];
+        const images = await Promise.all(files.map(async (file) => ({ image: await base64(file) })));
+        const said = images.length ? { parts: [...images, { text: prompt.value }] } : { content: prompt.value };
+        const message = { role: "ROLE_USER", ...said };
         const first = system.value ? [{ role: "ROLE_SYSTEM", content: system.value }] : [];
         const conversation = { messages: [...first, ...turns, message] };
         return { ...call, request: { ...common, conversation }, whole: { ...common, conversations: [conversation] } };
@@ -144,7 +152,11 @@ export const generate = {
         const note = element("p", { class: "timings" }, "waiting for the first token …");
         const thought = element("p", {});
         const thinking = element("details", { hidden: true }, element("summary", {}, "Thinking"), thought);
-        const said = conversation ? element("p", { class: "turn user" }, conversation.messages.at(-1).content) : null;
+        const asked = conversation?.messages.at(-1);
+        const shown = (asked?.parts ?? []).filter((part) => part.image);
+        const pictures = shown.map(({ image }, at) => element("img", { src: `data:;base64,${image}`, alt: `Picture ${at + 1}` }));
+        const words = asked?.content ?? asked?.parts.at(-1).text;
+        const said = conversation ? element("p", { class: "turn user" }, pictures.length ? element("span", { class: "thumbnails" }, ...pictures) : "", words) : null;
         const written_ = element("p", { class: conversation ? "turn assistant" : "generated" }, element("span", { class: "given" }, start), text, tokens);
         if (conversation && turns.length) output.append(said, thinking, written_, note);
         else show(output, said, thinking, written_, note);
@@ -174,8 +186,9 @@ export const generate = {
           throw error;
         }
         if (conversation) {
-          turns.push({ role: "ROLE_USER", content: conversation.messages.at(-1).content }, { role: "ROLE_ASSISTANT", content: whole, reasoning: thought.textContent });
+          turns.push(asked, { role: "ROLE_ASSISTANT", content: whole, reasoning: thought.textContent });
           prompt.value = "";
+          picture.value = "";
         } else if (whole) output.append(looked(model_, { text: start + whole, truncate: true }, { summary: "ATTENTION_SUMMARY_MEAN" }));
       },
     });

@@ -1,0 +1,619 @@
+"""Decoders whose prompts may have images: LLaVA, Idefics 3, SmolVLM, InternVL.
+
+An encoder of images gives vectors in the place of those of tokens, in front of a causal language model. A folder's
+processor is followed here and compared with: the pixels of tiles, and the tokens of conversations with images.
+
+B images or tiles, M embeddings of one, T tokens, P asked positions, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway_export.errors import SourceError
+from headway_export.huggingface.attention import asked_logits
+from headway_export.huggingface.decoders import HuggingFaceDecoder, OwnDecoder, read_decoder, text_model
+from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.images import (
+    LEVEL,
+    LIMITS,
+    PROCESSOR_FILE,
+    normalization,
+    open_image_processor,
+    read_preprocessing,
+)
+from headway_export.reference import OwnSight
+from headway_export.source import ExportSource, check_chat_template, find_chat_template
+from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
+from headway_server.errors import BundleError, InvalidInputError
+from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
+from headway_server.preprocessing.tiles import TilePreprocessor
+from headway_server.tasks.prompt_images import image_text
+from headway_training.folders import first_line, quiet
+from headway_training.models.parts.attention import Attend
+
+_SAMPLE_SIZES: Final = ((640, 480), (301, 517), (64, 48), (1000, 333), (224, 224))
+"""Width and height of the images that tiles and prompts are compared on."""
+_QUESTION: Final = "What is it?"
+_PIECES: Final = 8
+"""In which the patches of an image of any size attend to all others."""
+MOST_PIXELS: Final = 1280 * 28 * 28
+"""Pixels of an image of any size at most: 1,280 tokens of Qwen2-VL. More is seldom asked for, and attention to them
+would take gigabytes."""
+
+
+# Families
+
+
+def _embed_by_features(model: Any, pixel_values: Tensor) -> Tensor:
+    """(B, 3, height, width) -> (B, M, D), by the function that most families have."""
+    return cast(
+        "Tensor", model.base_model.get_image_features(pixel_values=pixel_values, return_dict=True).pooler_output
+    )
+
+
+def _embed_layers(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of LLaVA, whose own function returns a list; and of ViP-LLaVA, which reads several layers."""
+    base, config = model.base_model, model.config
+    states = base.vision_tower(pixel_values, output_hidden_states=True, return_dict=True).hidden_states
+    layers = getattr(config, "vision_feature_layers", None) or config.vision_feature_layer
+    chosen = [states[layer] for layer in ([layers] if isinstance(layers, int) else layers)]
+    if getattr(config, "vision_feature_select_strategy", "default") == "default":
+        chosen = [state[:, 1:] for state in chosen]  # without the class token
+    return cast("Tensor", base.multi_modal_projector(torch.cat(chosen, dim=-1)))
+
+
+def _embed_tiles(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of Idefics 3, whose own function looks for tiles that are nothing but padding."""
+    base = model.base_model
+    states = base.vision_model(pixel_values=pixel_values, return_dict=True).last_hidden_state
+    return cast("Tensor", base.connector(states))
+
+
+def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
+    """(B, 3, rows, cell, columns, cell) -> (B, rows columns, D), of Qwen2-VL and later.
+
+    Patches attend to all others of their image, or of their window. What patches of one cell become is joined. Of
+    Qwen3-VL vectors for the first layers of the decoder follow, (B, rows columns, D + ...).
+    """
+    tower = model.base_model.visual
+    config, merge = tower.config, tower.spatial_merge_size
+    batch, channels, rows, side, columns, _ = pixel_values.shape
+    patch, inner = side // merge, merge * merge
+    split = pixel_values.reshape(batch, channels, rows, merge, patch, columns, merge, patch)
+    patches = split.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(batch, rows, columns, inner, -1)
+    kernel = tower.patch_embed.proj
+    weight = kernel.weight.sum(dim=2).flatten(1)  # a picture is the same in both frames that a patch has
+    states = patches.to(weight.dtype) @ weight.T  # (B, rows, columns, inner, E)
+    if kernel.bias is not None:
+        states = states + kernel.bias
+    within = torch.arange(merge)
+    down = (torch.arange(rows)[:, None] * merge + within)[:, None, :, None].expand(-1, columns, -1, merge)
+    across = (torch.arange(columns)[:, None] * merge + within)[None, :, None, :].expand(rows, -1, merge, -1)
+    places = torch.stack([down, across], dim=-1).reshape(-1, 2)
+    if hasattr(tower, "pos_embed"):
+        states = states + _resampled(tower, down, across, (rows * merge, columns * merge))
+    cos, sin = (table.reshape(rows, columns, inner, 1, -1) for table in tower.rotary_pos_emb(states, places))
+    whole = getattr(config, "fullatt_block_indexes", None)
+    window = 0 if whole is None else config.window_size // side
+    mergers = zip(
+        getattr(tower, "deepstack_visual_indexes", ()), getattr(tower, "deepstack_merger_list", ()), strict=True
+    )
+    further = dict(mergers)
+    stacked: list[Tensor] = []
+    for number, block in enumerate(tower.blocks):
+        attention = block.attn
+        heads = attention.qkv(block.norm1(states)).unflatten(-1, (3, attention.num_heads, -1))
+        query, key, value = heads.unbind(-3)  # (B, rows, columns, inner, H, K)
+        query, key = (_rotated(one, cos, sin) for one in (query, key))
+        of_window = window if whole is not None and number not in whole else 0
+        attended = _attend_cells(query, key, value, attention.scaling, of_window)
+        states = states + attention.proj(attended.flatten(-2))
+        states = states + block.mlp(block.norm2(states))
+        if number in further:
+            stacked.append(further[number](states.reshape(-1, states.shape[-1])))
+    merged = tower.merger(states.reshape(-1, states.shape[-1]))
+    return torch.cat([merged, *stacked], dim=-1).reshape(batch, rows * columns, -1)
+
+
+def _resampled(tower: Any, down: Tensor, across: Tensor, size: tuple[int, int]) -> Tensor:
+    """Interpolates learned positions of a square grid linearly to an image's patches.
+
+    Args:
+        tower: Has the positions, (side side, E).
+        down: Row of each patch, (rows, columns, merge, merge).
+        across: Its column.
+        size: Rows and columns of patches.
+
+    Returns:
+        (rows, columns, merge merge, E).
+    """
+    side, table = tower.num_grid_per_side, tower.pos_embed.weight
+    total: Tensor | int = 0
+    taps = []
+    for place, count in zip((down, across), size, strict=True):
+        at = place.float() * (side - 1) / max(count - 1, 1)
+        low = at.floor()
+        taps.append(((low.long(), 1 - (at - low)), ((low.long() + 1).clamp(max=side - 1), at - low)))
+    for row, row_share in taps[0]:
+        for column, column_share in taps[1]:
+            total = total + table[row * side + column] * (row_share * column_share)[..., None]
+    return cast("Tensor", total).flatten(2, 3)
+
+
+def _rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = states.float().chunk(2, dim=-1)
+    return (states * cos + torch.cat([-second, first], dim=-1) * sin).to(states.dtype)
+
+
+def _attend_cells(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int) -> Tensor:
+    """Attention among the patches of an image, or of windows of `window` by `window` cells; 0: of the image.
+
+    (B, rows, columns, inner, H, K) thrice -> the same.
+    """
+    batch, rows, columns, inner, heads, width = query.shape
+    if not window:
+        count = rows * columns * inner
+        flat = [one.reshape(batch, count, heads, width).transpose(1, 2) for one in (query, key, value)]
+        part = (count + _PIECES - 1) // _PIECES
+        pieces = functional.pad(flat[0], (0, 0, 0, _PIECES * part - count)).chunk(_PIECES, dim=2)
+        found = []
+        for piece in pieces:  # the scores of all would take gigabytes
+            weights = (piece @ flat[1].transpose(2, 3) * scale).softmax(dim=-1, dtype=torch.float32)
+            found.append(weights.to(query.dtype) @ flat[2])
+        attended = torch.cat(found, dim=2)[:, :, :count].transpose(1, 2)
+        return attended.reshape(batch, rows, columns, inner, heads, width)
+    down, across = (rows + window - 1) // window, (columns + window - 1) // window  # windows; ONNX rounds to zero
+    missing = (0, 0, 0, 0, 0, 0, 0, across * window - columns, 0, down * window - rows)
+
+    def as_windows(states: Tensor) -> Tensor:
+        padded = functional.pad(states, missing).reshape(batch, down, window, across, window, inner, heads, width)
+        return padded.permute(0, 1, 3, 6, 2, 4, 5, 7).reshape(batch * down * across, heads, window**2 * inner, width)
+
+    grouped = [as_windows(one) for one in (query, key, value)]
+    is_there = functional.pad(torch.ones(rows, columns), (0, across * window - columns, 0, down * window - rows))
+    is_there = is_there.reshape(down, window, across, window).permute(0, 2, 1, 3).reshape(down * across, 1, 1, -1)
+    is_there = is_there.repeat_interleave(inner, dim=-1).repeat(batch, 1, 1, 1)
+    scores = (grouped[0] @ grouped[1].transpose(2, 3) * scale).masked_fill(is_there == 0, torch.finfo(query.dtype).min)
+    attended = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ grouped[2]
+    parted = attended.reshape(batch, down, across, heads, window, window, inner, width).permute(0, 1, 4, 2, 5, 6, 3, 7)
+    joined = parted.reshape(batch, down * window, across * window, inner, heads, width)
+    return joined[:, :rows, :columns]
+
+
+def _read_pixels(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """Returns what a whole model reads of tiles, (N, 3, height, width)."""
+    return {"pixel_values": tiles}
+
+
+def _read_pixels_in_prompt(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """The same of models that read the images of several prompts: (1, N, 3, height, width)."""
+    return {"pixel_values": tiles[None]}
+
+
+def _read_patches(tiles: Tensor, input_ids: Tensor, model: Any) -> dict[str, Tensor]:
+    """The same of Qwen2-VL: (N, 3, rows, cell, columns, cell) as patches of two equal frames, cell by cell."""
+    merge = model.config.vision_config.spatial_merge_size
+    count, channels, rows, side, columns, _ = tiles.shape
+    patch = side // merge
+    split = tiles.reshape(count, channels, rows, merge, patch, columns, merge, patch).permute(0, 2, 5, 3, 6, 1, 4, 7)
+    frames = split[..., None, :, :].expand(*split.shape[:6], 2, patch, patch)
+    return {
+        "pixel_values": frames.reshape(count * rows * columns * merge**2, -1),
+        "image_grid_thw": torch.tensor([[1, rows * merge, columns * merge]] * count),
+        "mm_token_type_ids": (input_ids == model.config.image_token_id).int(),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seeing:
+    """What a family does with images."""
+
+    processor: str
+    """Class of its processor."""
+    tower: str
+    """Name of its image encoder in the model without its head."""
+    embed: Callable[[Any, Tensor], Tensor] = _embed_by_features
+    """Computes the embeddings of tiles."""
+    read: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _read_pixels
+    """Returns what the whole model reads of tiles, beside the tokens of a prompt."""
+    has_grid_positions: bool = False
+    """True if tokens of images have rows and columns as positions."""
+    words: Callable[[Any], Mapping[str, Any]]
+    """Returns the fields of `ImagePrompt` that its processor says."""
+    tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
+    """Reads tiles from its image processor; None: an image is one."""
+
+
+def _words_of_llava(processor: Any) -> dict[str, Any]:
+    return {"marker": processor.image_token, "embedding": processor.image_token}
+
+
+def _words_of_tiles(processor: Any) -> dict[str, Any]:
+    around, token = processor.fake_image_token, processor.image_token
+    return {
+        "marker": token,
+        "embedding": token,
+        "tile": f"{around}<row_{{row}}_col_{{column}}>",
+        "row_end": "\n",
+        "rows_end": "\n",
+        "overview": f"{around}{processor.global_image_tag}",
+        "after": around,
+    }
+
+
+def _words_of_internvl(processor: Any) -> dict[str, Any]:
+    token = processor.image_token
+    return {
+        "marker": token,
+        "embedding": token,
+        "before": processor.start_image_token,
+        "after": processor.end_image_token,
+    }
+
+
+def _tiles_of_idefics(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    if not (processor.do_resize and processor.do_image_splitting and processor.size.longest_edge):
+        raise ValueError("images are not resized and divided into tiles, as its kin do")
+    side = int(dict(processor.max_image_size)["longest_edge"])
+    return (
+        ImagePreprocessing(height=side, width=side, resize="stretch", **normalization(processor)),
+        ImageTiles(fit="longer_side", longer_side=int(processor.size.longest_edge)),
+    )
+
+
+def _tiles_of_internvl(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    size = processor.size
+    # Its processor divides images, whatever the settings of the image processor say.
+    division = ImageTiles(fit="proportions", min_count=processor.min_patches, max_count=processor.max_patches)
+    return (
+        ImagePreprocessing(height=size.height, width=size.width, resize="stretch", **normalization(processor)),
+        division if processor.max_patches > 1 else None,
+    )
+
+
+def _cells_of_qwen(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    multiple, size = int(processor.patch_size * processor.merge_size), processor.size
+    if processor.temporal_patch_size != 2 or not processor.do_resize:
+        raise ValueError("images are not resized to patches of two frames, as its kin do")
+    least, most = int(size.shortest_edge), min(int(size.longest_edge), MOST_PIXELS)
+    side = int(most**0.5) // multiple * multiple
+    return (
+        ImagePreprocessing(
+            height=side,
+            width=side,
+            resize="pixels",
+            multiple=multiple,
+            min_pixels=least,
+            max_pixels=most,
+            **normalization(processor),
+        ),
+        None,
+    )
+
+
+_LLAVA: Final = Seeing(processor="LlavaProcessor", tower="vision_tower", embed=_embed_layers, words=_words_of_llava)
+_IDEFICS: Final = Seeing(
+    processor="Idefics3Processor",  # that of SmolVLM does the same with images
+    tower="vision_model",
+    embed=_embed_tiles,
+    read=_read_pixels_in_prompt,
+    words=_words_of_tiles,
+    tiles=_tiles_of_idefics,
+)
+_QWEN: Final = Seeing(
+    processor="Qwen2VLProcessor",  # that of Qwen2.5-VL does the same with images
+    tower="visual",
+    embed=_embed_cells,
+    read=_read_patches,
+    has_grid_positions=True,
+    words=_words_of_llava,
+    tiles=_cells_of_qwen,
+)
+FAMILIES: Final[Mapping[str, Seeing]] = {
+    "LlavaForConditionalGeneration": _LLAVA,
+    "VipLlavaForConditionalGeneration": _LLAVA,
+    "Idefics3ForConditionalGeneration": _IDEFICS,
+    "SmolVLMForConditionalGeneration": _IDEFICS,
+    "Qwen2VLForConditionalGeneration": _QWEN,
+    "Qwen2_5_VLForConditionalGeneration": _QWEN,
+    "Qwen3VLForConditionalGeneration": _QWEN,
+    "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "InternVLForConditionalGeneration": Seeing(
+        processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
+    ),
+}
+"""By architecture."""
+
+
+# The model
+
+
+class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
+    """A causal language model of `transformers` with an image encoder, as a `SeeingDecoder`."""
+
+    def __init__(self, model: nn.Module, *, max_length: int, family: Seeing, cell: int | None) -> None:
+        super().__init__(model, max_length=max_length)
+        self._family = family
+        self.cell = cell
+        self.has_grid_positions = family.has_grid_positions
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D)."""
+        return self._family.embed(self.model, pixel_values)
+
+    def hidden_states_with_media(
+        self, input_ids: Tensor, position_ids: Tensor, attend: Attend, media: Sequence[Tensor]
+    ) -> Tensor:
+        """(B, T), (B, T), and (M,), (M, D), (B, T, 3) -> (B, T, D)."""
+        places, embeddings, *offsets = media
+        text = text_model(self.model)
+        embedded = text.get_input_embeddings()(input_ids)  # (B, T, D)
+        own, *further = torch.split(embeddings.to(embedded.dtype), embedded.shape[-1], dim=-1)
+        flat = embedded.flatten(0, 1).index_copy(0, places, own)
+        stacked: dict[str, Any] = {}
+        if further:
+            stacked = {"visual_pos_masks": places, "deepstack_visual_embeds": further}
+            text._deepstack_process = _add_at  # noqa: SLF001 (it looks places up in a mask, which no graph can)
+        if offsets:
+            position_ids = position_ids + offsets[0].permute(2, 0, 1)  # (3, B, T)
+        return self._read(
+            input_ids,
+            attend,
+            inputs_embeds=flat.view_as(embedded),
+            position_ids=position_ids,
+            use_cache=False,
+            **stacked,
+        )
+
+
+def _add_at(states: Tensor, places: Tensor, added: Tensor) -> Tensor:
+    """Adds vectors, (M, D), to the states of some tokens, (M,), of all: (B, T, D) -> (B, T, D)."""
+    flat = states.flatten(0, 1)
+    return flat.index_copy(0, places, flat[places] + added).view_as(states)
+
+
+class OwnSeeingDecoder(OwnDecoder, OwnSight):
+    """A model of `transformers` that reads images, with its own attention."""
+
+    def __init__(self, model: nn.Module, family: Seeing) -> None:
+        super().__init__(model)
+        self._family = family
+
+    def embed_images(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> (B, M, D)."""
+        base = cast("Any", self.model).base_model
+        given = self._family.read(pixel_values, torch.zeros(1, 1, dtype=torch.int64), self.model)
+        given = {name: value for name, value in given.items() if name != "mm_token_type_ids"}
+        output = base.get_image_features(**given, return_dict=True)
+        found = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+        parts = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in found]
+        return torch.cat([part.reshape(len(pixel_values), -1, part.shape[-1]) for part in parts], dim=-1)
+
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
+        with asked_logits(self.model, positions):
+            given = self._family.read(images, input_ids, self.model)
+            output = self.model(input_ids=input_ids, **given, use_cache=False, return_dict=True)
+            return cast("Tensor", output.logits)
+
+
+def _fix_tower(model: nn.Module, family: Seeing, side: tuple[int, int]) -> None:
+    """Lets an image encoder attend by itself, and keeps positions that it would compute again for each image."""
+    tower = getattr(cast("Any", model).base_model, family.tower)
+    tower.set_attn_implementation("eager")
+    embeddings = getattr(tower, "embeddings", None)
+    if embeddings is None or not hasattr(embeddings, "num_patches_per_side"):
+        return
+    found: list[Tensor] = []
+    hook = embeddings.position_embedding.register_forward_hook(lambda _module, inputs, _output: found.append(inputs[0]))
+    with torch.inference_mode():
+        tower(pixel_values=torch.zeros(1, 3, *side), return_dict=True)
+    hook.remove()
+    tower.embeddings = _FixedPositions(embeddings, found[0][0].clone())
+
+
+class _FixedPositions(nn.Module):
+    """Embeddings of the patches of an image of one size."""
+
+    def __init__(self, embeddings: Any, positions: Tensor) -> None:
+        super().__init__()
+        self.patch_embedding = embeddings.patch_embedding
+        self.position_embedding = embeddings.position_embedding
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, pixel_values: Tensor, **_: Any) -> Tensor:
+        """(B, 3, height, width) -> (B, S, D)."""
+        patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        return cast("Tensor", patches + self.position_embedding(self.positions))
+
+
+# The processor
+
+
+def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a causal language model, with its image encoder where it has one that is known here.
+
+    Raises:
+        SourceError: As `read_decoder`.
+    """
+    architectures = folder.config.architectures or ()
+    family = FAMILIES.get(architectures[0]) if architectures else None
+    if family is None:
+        return read_decoder(folder)
+    try:
+        return read_decoder(folder, _Sight(folder, family))
+    except _SightError as error:
+        source, notes = read_decoder(folder)
+        return source, (*notes, f"images: {error}")
+
+
+def _open_processor(folder: ModelFolder, family: Seeing) -> Any:
+    """Opens a folder's processor without what reads videos, which needs torchvision."""
+    kind = getattr(transformers, family.processor)
+    loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    file = folder.path / PROCESSOR_FILE
+    stated = json.loads(file.read_bytes()) if file.exists() else {}
+    known = inspect.signature(kind.__init__).parameters.keys() - {"image_processor", "tokenizer", "video_processor"}
+    tokenizer = folder.own_tokenizer()
+    given = {name: value for name, value in stated.items() if name in known}
+    template = tokenizer.chat_template or find_chat_template(folder.path)
+    return loose(open_image_processor(folder), tokenizer, **{**given, "chat_template": template})
+
+
+class _SightError(SourceError):
+    """Images cannot be served, and texts can."""
+
+
+class _Sight:
+    """How a family's folder is read; a `Sight`."""
+
+    def __init__(self, folder: ModelFolder, family: Seeing) -> None:
+        """Opens the processor.
+
+        Raises:
+            _SightError: It is not there, or prepares images in a way that a bundle cannot say.
+        """
+        self._folder = folder
+        self._family = family
+        self._tiles: ImageTiles | None = None
+        try:
+            with quiet():
+                self._processor = _open_processor(folder, family)
+            self._preprocessing, is_bgr = (
+                read_preprocessing(folder) if family.tiles is None else (self._tile_preprocessing(family.tiles), False)
+            )
+        except Exception as error:  # the library raises many kinds
+            raise _SightError(f"their processor cannot be followed ({first_line(error)})") from error
+        if is_bgr:
+            raise _SightError("they are read as BGR, which is not supported beside texts")
+
+    def _tile_preprocessing(
+        self, read: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]]
+    ) -> ImagePreprocessing:
+        preprocessing, self._tiles = read(self._processor.image_processor)
+        return preprocessing
+
+    def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceSeeingDecoder:
+        """See `Sight`."""
+        cell = self._preprocessing.multiple if self._preprocessing.resize == "pixels" else None
+        return HuggingFaceSeeingDecoder(model, max_length=max_length, family=self._family, cell=cell)
+
+    def own(self, model: nn.Module) -> OwnSeeingDecoder:
+        """See `Sight`."""
+        return OwnSeeingDecoder(model, self._family)
+
+    def fields(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        special_tokens: SpecialTokens,
+        chat_template: str | None,
+        *,
+        max_length: int,
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """See `Sight`.
+
+        Raises:
+            _SightError: There is no chat template, a prompt has no room for an image, or prompts or pixels are not
+                those of `transformers`.
+        """
+        if chat_template is None:
+            raise _SightError("they stand in conversations, and there is no chat template")
+        words = dict(self._family.words(self._processor))
+        token = tokenizer.token_to_id(words["embedding"])
+        if token is None:
+            raise _SightError(f"the tokenizer has no {words['embedding']}")
+        sizes = self._preprocessing
+        _fix_tower(model, self._family, (sizes.height, sizes.width))
+        count, least = None, demanded(sizes.min_pixels) // sizes.multiple**2 if sizes.resize == "pixels" else 0
+        if sizes.resize != "pixels":
+            with torch.inference_mode():
+                count = self._family.embed(model, torch.zeros(1, 3, sizes.height, sizes.width)).shape[1]
+            least = count
+        if least >= max_length:
+            raise _SightError(f"one takes {least} tokens, and a text has {max_length} at most; allow more")
+        prompt = ImagePrompt(
+            token=token,
+            tokens_per_tile=count,
+            tiles=self._tiles,
+            positions="grid" if self._family.has_grid_positions else "sequence",
+            **words,
+        )
+        try:
+            preprocessor = TilePreprocessor(self._preprocessing, LIMITS, prompt.tiles)
+        except BundleError as error:
+            raise _SightError(first_line(error)) from error
+        chat = check_chat_template(chat_template, tokenizer, special_tokens)
+        generator = np.random.default_rng(0)
+        for width, height in _SAMPLE_SIZES:
+            coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
+            picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+            self._check_image(prompt, chat, preprocessor, picture, model)
+        most = preprocessor.most_tiles
+        note = f"images: {count} tokens each" if most == 1 else f"images: {count} tokens a tile, up to {most} tiles"
+        if count is None:
+            most = demanded(sizes.max_pixels) // sizes.multiple**2
+            note = f"images: up to {most:,} tokens each, one for {sizes.multiple} x {sizes.multiple} pixels"
+        return {"image_preprocessing": self._preprocessing, "image_prompt": prompt}, (note,)
+
+    def _check_image(
+        self,
+        prompt: ImagePrompt,
+        chat: ChatTemplate,
+        preprocessor: TilePreprocessor,
+        picture: Image.Image,
+        model: nn.Module,
+    ) -> None:
+        """Compares a conversation with an image with that of `transformers`.
+
+        Raises:
+            _SightError: Its tokens or pixels are others.
+        """
+        turn = ChatTurn(role="user", content=_QUESTION, parts=(TurnImage(field="image"), _QUESTION))
+        content = [{"type": "image"}, {"type": "text", "text": _QUESTION}]
+        where = f"of {picture.width} x {picture.height}"
+        try:
+            with quiet():
+                text = self._processor.apply_chat_template(
+                    [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+                )
+                expected = self._processor(text=text, images=[picture], add_special_tokens=False, return_tensors="np")
+        except Exception as error:  # whatever the library raises
+            raise _SightError(f"their processor fails ({first_line(error)})") from error
+        tiled = preprocessor.prepare_decoded(picture, "image")
+        written = WrittenImages(prompt.marker, [image_text(prompt, tiled.grid)])
+        try:
+            found = chat.prompt([turn], "conversation", images=written).input_ids
+        except InvalidInputError as error:
+            raise _SightError(f"a conversation with one {where}: {first_line(error)}") from error
+        ids: NDArray[np.int64] = np.asarray(expected["input_ids"])[0]
+        if not np.array_equal(found, ids):
+            pairs = enumerate(zip(found, ids, strict=False))
+            place = next((number for number, (ours, theirs) in pairs if ours != theirs), min(len(found), len(ids)))
+            raise _SightError(
+                f"a prompt with one {where} has {len(found)} tokens, and {len(ids)} in transformers, and is another "
+                f"from token {place} on"
+            )
+        tiles = torch.from_numpy(tiled.tiles)
+        pixels = np.asarray(expected["pixel_values"])
+        ours = self._family.read(tiles, torch.from_numpy(ids), model)["pixel_values"].numpy().reshape(pixels.shape)
+        difference = float(np.abs(ours - pixels).max()) * max(self._preprocessing.std)
+        if not difference <= LEVEL * 1.01:
+            raise _SightError(
+                f"one {where} is prepared in a way that a bundle cannot say (the largest difference is "
+                f"{255 * difference:.1f} levels, a level of rounding is allowed)"
+            )

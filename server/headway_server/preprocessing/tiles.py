@@ -1,0 +1,185 @@
+"""Division of images into tiles, each of which an image encoder reads by itself.
+
+N tiles, H and W height and width of a tile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway_server.bundles import ImagePreprocessing, ImageTiles, demanded
+from headway_server.preprocessing.image import ImageLimits, ImagePreprocessor, PreparedImage, normalize
+from headway_server.preprocessing.pool import image_pool
+
+_LONGEST_SIDE: Final = 4096
+"""Side beyond which image processors of Idefics 3 shrink an image, whatever `longer_side` says."""
+
+
+class Grid(NamedTuple):
+    """Rows and columns of tiles, 0 of an image that is one tile; of an image of any size those of its embeddings."""
+
+    rows: int
+    columns: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles, the whole image as the last one."""
+        return self.rows * self.columns + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiledImage(PreparedImage):
+    """An image as tiles; `pixel_values` are those of the whole image as one tile."""
+
+    tiles: NDArray[np.float32]
+    """(N, 3, H, W), row by row, then the whole image; of an image of any size (1, 3, rows, c, columns, c), where c is
+    the side of what an embedding stands for."""
+    grid: Grid
+
+
+class TilePreprocessor(ImagePreprocessor):
+    """Decodes images and divides them into tiles. Safe to use from several threads."""
+
+    def __init__(self, settings: ImagePreprocessing, limits: ImageLimits, tiles: ImageTiles | None) -> None:
+        """Takes the manifest's image settings; errors are those of `ImagePreprocessor`."""
+        super().__init__(settings, limits)
+        self._tile = settings
+        self._division = tiles
+
+    @property
+    def most_tiles(self) -> int:
+        """Tiles of an image at most."""
+        shorter = min(self._tile.height, self._tile.width)
+        return 1 + (0 if self._division is None else self._division.most_tiles(shorter))
+
+    async def sizes(self, images: Sequence[bytes], fields: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns width and height of upright images, by their headers, off the event loop.
+
+        Errors are those of `prepare_batch`.
+        """
+
+        def read() -> list[tuple[int, int]]:
+            return [self.upright_size(data, field) for data, field in zip(images, fields, strict=True)]
+
+        return await asyncio.get_running_loop().run_in_executor(image_pool(), read)
+
+    def grid(self, width: int, height: int) -> Grid:
+        """Returns the grid of an image of a size in pixels."""
+        if self._tile.resize == "pixels":
+            width, height = self._tile.with_pixels(width, height)
+            return Grid(height // self._tile.multiple, width // self._tile.multiple)
+        rows, columns = self._resized(width, height)[1]
+        return Grid(0, 0) if rows * columns == 1 else Grid(rows, columns)
+
+    def _resized(self, width: int, height: int) -> tuple[list[tuple[int, int]], Grid]:
+        """Returns the sizes that an image is resized to, one after another, and the grid of tiles of the last."""
+        division, tile = self._division, self._tile
+        if division is None:
+            return [], Grid(1, 1)
+        if division.fit == "proportions":
+            grid = _nearest_grid(width, height, tile, division)
+            return [(grid.columns * tile.width, grid.rows * tile.height)], grid
+        first = _with_longer_side(width, height, demanded(division.longer_side))
+        proportions = first[0] / first[1]
+        if first[0] >= first[1]:
+            across = _round_up(first[0], tile.width)
+            size = across, _round_up(int(across / proportions), tile.height)
+        else:
+            down = _round_up(first[1], tile.height)
+            size = _round_up(int(down * proportions), tile.width), down
+        return [first, size], Grid(size[1] // tile.height, size[0] // tile.width)
+
+    def prepare_decoded(self, image: Image.Image, field: str) -> TiledImage:
+        """Prepares a decoded image; errors are those of `ImagePreprocessor`."""
+        if self._tile.resize == "pixels":
+            return self._whole(image, field)
+        width, height = image.size
+        steps, (rows, columns) = self._resized(width, height)
+        resample = Image.Resampling[self._tile.interpolation.upper()]
+        is_whole = rows * columns == 1
+        large = image
+        for size in steps:
+            large = large.resize(size, resample)
+        # Image processors of Idefics 3 take the whole image from the enlarged one, those of InternVL from the original.
+        shrinks_large = self._division is not None and self._division.fit == "longer_side"
+        overview, transform = self.resize(large if shrinks_large else image, field)
+        whole = normalize(overview, self._tile)
+        if is_whole:
+            tiles = whole[np.newaxis]
+        else:
+            pixels = normalize(large, self._tile).reshape(3, rows, self._tile.height, columns, self._tile.width)
+            parts = pixels.transpose(1, 3, 0, 2, 4).reshape(rows * columns, *whole.shape)
+            tiles = np.concatenate([parts, whole[np.newaxis]])
+        return TiledImage(
+            pixel_values=tiles[-1],
+            width=width,
+            height=height,
+            transform=transform,
+            tiles=tiles,
+            grid=Grid(0, 0) if is_whole else Grid(rows, columns),
+        )
+
+    def _whole(self, image: Image.Image, field: str) -> TiledImage:
+        resized, transform = self.resize(image, field)
+        pixels, side = normalize(resized, self._tile), self._tile.multiple
+        grid = Grid(resized.height // side, resized.width // side)
+        return TiledImage(
+            pixel_values=pixels,
+            width=image.width,
+            height=image.height,
+            transform=transform,
+            tiles=pixels.reshape(1, 3, grid.rows, side, grid.columns, side),
+            grid=grid,
+        )
+
+    def __repr__(self) -> str:
+        return f"TilePreprocessor({self._division!r}, tiles of {self._tile.width} x {self._tile.height})"
+
+
+def _round_up(side: int, multiple: int) -> int:
+    return max(1, math.ceil(side / multiple)) * multiple
+
+
+def _with_longer_side(width: int, height: int, longer: int) -> tuple[int, int]:
+    """Returns width and height after a resize to a longer side, as image processors of Idefics 3 compute them."""
+    proportions = width / height
+    if width >= height:
+        width, height = longer, int(longer / proportions)
+        height += height % 2
+    else:
+        width, height = int(longer * proportions), longer
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    if max(width, height) > _LONGEST_SIDE:
+        proportions = width / height
+        if width >= height:
+            width, height = _LONGEST_SIDE, int(_LONGEST_SIDE / proportions)
+        else:
+            width, height = int(_LONGEST_SIDE * proportions), _LONGEST_SIDE
+    return max(width, 1), max(height, 1)
+
+
+def _nearest_grid(width: int, height: int, tile: ImagePreprocessing, division: ImageTiles) -> Grid:
+    """Returns the grid whose proportions are nearest to an image's, as image processors of InternVL choose it."""
+    most = demanded(division.max_count)
+    grids = [
+        (columns, rows)
+        for columns in range(1, most + 1)
+        for rows in range(1, most + 1)
+        if division.min_count <= columns * rows <= most
+    ]
+    best, least = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda one: one[0] * one[1]):
+        difference = abs(width / height - columns / rows)
+        covers_half = width * height > 0.5 * tile.width * tile.height * columns * rows
+        if difference < least or (difference == least and covers_half):
+            best, least = (columns, rows), difference
+    return Grid(rows=best[1], columns=best[0])

@@ -1,0 +1,283 @@
+"""Images of conversations: their texts in a prompt, and their embeddings, which are computed once for all calls.
+
+M embeddings of an image, D width of the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from headway_server.batching import Batcher, BatchGraph, Tensors
+from headway_server.bundles import (
+    IMAGE_EMBEDDINGS,
+    MEDIA_EMBEDDINGS,
+    Bundle,
+    ImagePreprocessing,
+    ImagePrompt,
+    Variant,
+    demanded,
+)
+from headway_server.decoding.interfaces import PromptMedia
+from headway_server.decoding.runner.state import fixed_size
+from headway_server.errors import InvalidInputError
+from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
+from headway_server.preprocessing.chat import WrittenImages
+from headway_server.preprocessing.tiles import Grid, TiledImage, TilePreprocessor
+from headway_server.runtime import Runtime
+from headway_server.serving.images import SentImage
+from headway_server.serving.lru_cache import LruCache
+from headway_server.serving.permits import Admission, MeasuredPace
+from headway_server.settings import ServerSettings
+from headway_server.tasks.job import Job
+
+_ENTRY_BYTES: Final = 500
+"""Bytes of a cache entry besides its embeddings."""
+_MIB: Final = 2**20
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedImage:
+    """An image of a prompt, before it is read."""
+
+    sent: SentImage
+    grid: Grid
+    """Tiles that its header announces."""
+
+
+class PromptImages:
+    """Turns images into texts and embeddings for the prompts of one model. Methods belong to the event loop."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: BatchGraph,
+        settings: ServerSettings,
+        *,
+        width: int,
+        observer: Observer = NO_OBSERVER,
+    ) -> None:
+        """Takes the model's image encoder, and runs it once.
+
+        Args:
+            bundle: The bundle.
+            graph: Its graph `image_encoder`.
+            settings: Limits of images and of the cache of embeddings.
+            width: D.
+            observer: Notified of the encoder's runs.
+
+        Raises:
+            BundleError: The graph does not run, or does not match the manifest.
+        """
+        manifest = bundle.manifest
+        self._prompt: ImagePrompt = demanded(manifest.image_prompt)
+        sizes = demanded(manifest.image_preprocessing)
+        self._preprocessor = TilePreprocessor(sizes, settings.image_limits, self._prompt.tiles)
+        blank = blank_tile(sizes)
+        expected = {IMAGE_EMBEDDINGS: (self._prompt.tokens_per_tile or blank.shape[1] * blank.shape[3], width)}
+        max_padding = graph.warm_up({"pixel_values": blank}, 1, expected)
+        self.batcher = Batcher(
+            graph,
+            budget=settings.batching.batch_images(graph.device, self._preprocessor.num_pixels),
+            model=ModelId(name=manifest.name, version=manifest.version),
+            session=graph.session,
+            max_padding=max_padding,
+            observer=observer,
+        )
+        self._admission = Admission(
+            limit=settings.batching.max_waiting_images,
+            noun="images",
+            owner=manifest.name,
+            max_bytes=settings.batching.max_waiting_bytes,
+            pace=MeasuredPace(),
+        )
+        self._cache: LruCache[bytes, NDArray[np.float32]] = LruCache(
+            "image_embeddings", max_bytes=settings.max_image_embeddings_mib * _MIB, ttl_s=settings.image_ttl
+        )
+        self._width = width
+        self._owner = manifest.name
+        tile_bytes = expected[IMAGE_EMBEDDINGS][0] * width * 4
+        _log.info(
+            "images",
+            model=manifest.name,
+            tokens_per_tile=expected[IMAGE_EMBEDDINGS][0],
+            most_tiles=self._preprocessor.most_tiles,
+            tile_kib=tile_bytes >> 10,
+        )
+
+    @classmethod
+    def open(
+        cls, bundle: Bundle, variant: Variant, runtime: Runtime, settings: ServerSettings, observer: Observer
+    ) -> Self | None:
+        """Opens the image encoder of a variant; None if it reads no images. Errors are those of the constructor."""
+        if "image_encoder" not in variant.graphs:
+            return None
+        graph = BatchGraph(runtime.open(bundle, variant.graphs["image_encoder"]))
+        return cls(bundle, graph, settings, width=media_width(variant), observer=observer)
+
+    def __repr__(self) -> str:
+        return f"PromptImages({self._owner}, {self._preprocessor!r}, {self._cache!r})"
+
+    def usage(self) -> ModelUsage:
+        """Returns the size of the cache of embeddings."""
+        return ModelUsage(num_waiting=0, caches=(self._cache.usage(),))
+
+    async def place(self, images: Sequence[SentImage]) -> list[PlacedImage]:
+        """Reads the headers of images, which tell how many tokens each takes.
+
+        Raises:
+            InvalidInputError: One is empty, too large, or none.
+        """
+        sizes = await self._preprocessor.sizes([one.data for one in images], [one.field for one in images])
+        return [
+            PlacedImage(sent=one, grid=self._preprocessor.grid(*size)) for one, size in zip(images, sizes, strict=True)
+        ]
+
+    def written(self, images: Sequence[PlacedImage]) -> WrittenImages:
+        """Returns what stands in a prompt for images."""
+        return WrittenImages(self._prompt.marker, [image_text(self._prompt, one.grid) for one in images])
+
+    @property
+    def prompt(self) -> ImagePrompt:
+        """How images stand in prompts."""
+        return self._prompt
+
+    async def embed(self, images: Sequence[PlacedImage], job: Job[Any]) -> list[NDArray[np.float32]]:
+        """Returns the embeddings of images, (M, D) each: from the cache, or computed one image after another.
+
+        Raises:
+            InvalidInputError: An image is damaged.
+            OverloadedError: Other calls leave no room.
+        """
+        job.reserve_more(sum(num_embeddings(self._prompt, one.grid) for one in images) * self._width * 4)
+        return [await self._embedded(one, job) for one in images]
+
+    async def _embedded(self, image: PlacedImage, job: Job[Any]) -> NDArray[np.float32]:
+        if (found := self._cache.get(image.sent.key)) is not None:
+            return found
+        num_tiles = 1 if self._prompt.tokens_per_tile is None else image.grid.num_tiles
+        num_bytes = len(image.sent.data) + num_tiles * self._preprocessor.num_image_bytes
+        with self._admission.admit(1, num_bytes, deadline=job.deadline, caller=job.caller):
+            [prepared] = await self._preprocessor.prepare_batch([image.sent.data], fields=[image.sent.field])
+            assert isinstance(prepared, TiledImage), "this preprocessor makes tiles"
+            if prepared.grid != image.grid:
+                raise InvalidInputError(
+                    image.sent.field, "has an orientation that its header does not say; save it again upright"
+                )
+            batched = await job.batch(
+                self.batcher,
+                [{"pixel_values": tile} for tile in prepared.tiles],
+                groups=[tile.shape for tile in prepared.tiles],
+                outputs=(IMAGE_EMBEDDINGS,),
+                num_bytes=0,
+                num_read=0,
+                read=_copied,
+            )
+            job.note(batched.runs)
+        embeddings = np.concatenate(batched.results)
+        self._cache.put(image.sent.key, embeddings, embeddings.nbytes + _ENTRY_BYTES)
+        return embeddings
+
+
+def media_width(variant: Variant) -> int:
+    """Returns the width of the embeddings that a variant's decoder reads."""
+    [width] = [fixed_size(spec, 1) for spec in variant.graphs["decoder"].inputs if spec.name == MEDIA_EMBEDDINGS]
+    return width
+
+
+def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
+    """Returns a black tile, or a black square that is as large as an image of any size may be."""
+    if sizes.resize != "pixels":
+        return np.zeros((3, sizes.height, sizes.width), np.float32)
+    side = sizes.multiple
+    return np.zeros((3, sizes.height // side, side, sizes.width // side, side), np.float32)
+
+
+def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
+    """Returns M of an image with a grid."""
+    return grid.rows * grid.columns if prompt.tokens_per_tile is None else grid.num_tiles * prompt.tokens_per_tile
+
+
+def image_text(prompt: ImagePrompt, grid: Grid) -> str:
+    """Returns what stands in a prompt for an image with a grid, with the model's marker for each embedding."""
+    if prompt.tokens_per_tile is None:
+        return f"{prompt.before}{prompt.embedding * num_embeddings(prompt, grid)}{prompt.after}"
+    embeddings = prompt.embedding * prompt.tokens_per_tile
+    rows = "".join(
+        "".join(
+            prompt.tile.replace("{row}", str(row)).replace("{column}", str(column)) + embeddings
+            for column in range(1, grid.columns + 1)
+        )
+        + prompt.row_end
+        for row in range(1, grid.rows + 1)
+    )
+    tiles = rows + prompt.rows_end if rows else ""
+    return f"{prompt.before}{tiles}{prompt.overview}{embeddings}{prompt.after}"
+
+
+def place_media(
+    input_ids: NDArray[np.int64],
+    prompt: ImagePrompt,
+    images: Sequence[PlacedImage],
+    embeddings: Sequence[NDArray[np.float32]],
+    *,
+    field: str,
+) -> PromptMedia | None:
+    """Puts the embeddings of a prompt's images, in their order, in the places of its tokens, (T,); None without images.
+
+    Those of a prompt whose beginning was cut are the last ones.
+
+    Raises:
+        InvalidInputError: An image with positions of a grid was cut; `field` is the prompt's.
+    """
+    positions = np.flatnonzero(input_ids == prompt.token)
+    if not len(positions):
+        return None
+    joined = np.concatenate(embeddings)
+    offsets = None
+    if prompt.positions == "grid":
+        if len(positions) < len(joined):
+            raise InvalidInputError(field, "is too long, and would be cut within its images; leave out older turns")
+        offsets = grid_offsets(len(input_ids), positions, [one.grid for one in images])
+    keys = [
+        one.sent.key + row.to_bytes(4, "little")
+        for one, rows in zip(images, embeddings, strict=True)
+        for row in range(len(rows))
+    ]
+    first = len(joined) - len(positions)
+    return PromptMedia(positions, joined[first:], tuple(keys[first:]), offsets)
+
+
+def grid_offsets(length: int, positions: NDArray[np.int64], grids: Sequence[Grid]) -> NDArray[np.int64]:
+    """Returns the place, row and column of each of T tokens less its position in the prompt, (T, 3).
+
+    Text counts on by one. All tokens of an image have the place of its first, and add their row and column to it; what
+    follows counts on from the longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1).
+
+    Args:
+        length: T.
+        positions: (M,) places of the images' tokens.
+        grids: Rows and columns of each image.
+    """
+    offsets = np.zeros((length, 3), np.int64)
+    first = 0
+    for grid in grids:
+        start, count = int(positions[first]), grid.rows * grid.columns
+        begun = start + offsets[start, 0]  # where its first token would be as text
+        rows, columns = np.divmod(np.arange(count), grid.columns)
+        own = np.stack([np.zeros_like(rows), rows, columns], axis=1) + begun
+        offsets[start : start + count] = own - np.arange(start, start + count)[:, np.newaxis]
+        offsets[start + count :] = begun + max(grid) - (start + count)
+        first += count
+    return offsets
+
+
+def _copied(row: Tensors, _: int) -> NDArray[np.float32]:
+    copied: NDArray[np.float32] = row[IMAGE_EMBEDDINGS].astype(np.float32)
+    return copied

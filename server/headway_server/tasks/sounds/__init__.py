@@ -1,0 +1,1 @@
+"""Sounds that a model without a decoder reads whole."""

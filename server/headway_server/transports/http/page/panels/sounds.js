@@ -1,0 +1,54 @@
+import { call, CallError } from "../api.js";
+import { wav } from "../audio.js";
+import { bars, caller, check, chosen, field, modelChoice, timings } from "../controls.js";
+import { duration, element, show } from "../dom.js";
+import { base64 } from "../images.js";
+
+const MOST_LABELS = 8;
+
+export const sounds = {
+  id: "sounds",
+  title: "Classify audio",
+  tab: "Sounds",
+  lead: "Choose a file; labels with probabilities for it.",
+  capabilities: ["classify_audio"],
+  open(place, served) {
+    const model = modelChoice(served);
+    const input = element("input", { type: "file", accept: "audio/*", required: true });
+    const cut = check("Cut audio that is too long", true);
+    const form = caller({
+      fields: [
+        field("Model", model),
+        field("Audio", input, "WAV, FLAC, OGG or MP3; others if the browser can decode them"),
+        cut,
+      ],
+      label: "Classify",
+      async prepare() {
+        const [file] = input.files;
+        if (!file) throw new CallError("invalid_argument", "Choose a file first.");
+        const isRead = /(wav|wave|x-wav|flac|ogg|mpeg|mp3)$/.test(file.type);
+        const { name, labels = [] } = chosen(model, served);
+        const request = {
+          model: name,
+          audios: [await base64(isRead ? file : await wav(file))],
+          topK: Math.min(MOST_LABELS, labels.length),
+          truncate: cut.box.checked,
+        };
+        return { service: "AudioClassificationService", method: "ClassifyAudio", request };
+      },
+      async run(prepared, signal, output) {
+        const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
+        const [result] = answer.results;
+        const about = duration(result.durationSeconds ?? 0) + (result.truncated ? ", the beginning alone was read" : "");
+        show(
+          output,
+          bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
+          element("small", {}, about),
+          timings(answer),
+        );
+      },
+    });
+    place.append(form.node);
+    return { leave: form.stop, close: form.stop };
+  },
+};

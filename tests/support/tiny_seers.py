@@ -1,0 +1,190 @@
+"""Tiny decoders of Hugging Face `transformers` that read images, with random weights, tokenizer and processor."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import tiny_huggingface as tiny
+import torch
+import transformers
+from PIL import Image
+
+SIDE = 16
+"""Height and width of a tile, of four patches."""
+LENGTH = 256
+_EYES = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": 8,
+}
+_MARKS = ("<image>", "<video>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<img>", "</img>")
+_GRID = tuple(f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3))
+_WORDS = tiny.WORDS + len(_MARKS) + len(_GRID)
+_TEXT = {
+    **tiny.SIZES,
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": _WORDS,
+    "max_position_embeddings": LENGTH,
+}
+_PATCHES = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 8}
+_GRID_TEXT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+_CONFIGS = {
+    "llava": ("Llava", {"vision_config": {**_EYES, "model_type": "clip_vision_model"}, "image_seq_length": 4}),
+    "vipllava": (
+        "VipLlava",
+        {
+            "vision_config": {**_EYES, "model_type": "clip_vision_model"},
+            "image_seq_length": 4,
+            "vision_feature_layers": [-2, -1],
+        },
+    ),
+    "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
+    "smolvlm": ("SmolVLM", {"vision_config": _EYES, "scale_factor": 2}),
+    "qwen2_vl": (
+        "Qwen2VL",
+        {"vision_config": {"depth": 2, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 8}},
+    ),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        {
+            "vision_config": {
+                **_PATCHES,
+                "window_size": 32,
+                "fullatt_block_indexes": [1],
+                "out_hidden_size": 32,
+                "intermediate_size": 16,
+            }
+        },
+    ),
+    "qwen3_vl": (
+        "Qwen3VL",
+        {
+            "vision_config": {
+                **_PATCHES,
+                "out_hidden_size": 32,
+                "intermediate_size": 16,
+                "num_position_embeddings": 9,
+                "deepstack_visual_indexes": [0],
+            }
+        },
+    ),
+    "internvl": (
+        "InternVL",
+        {
+            "vision_config": {**_EYES, "image_size": [SIDE, SIDE], "patch_size": [8, 8]},
+            "downsample_ratio": 0.5,
+        },
+    ),
+}
+FAMILIES = tuple(_CONFIGS)
+_IN_PARTS = (
+    "{% for m in messages %}<s>{{ m.role }} {% for part in m.content %}"
+    "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+_OF_BOTH = (
+    "{% for m in messages %}<s>{{ m.role }} {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<image>\n{% else %}{{ part.text }}{% endif %}{% endfor %}"
+    "{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant {% endif %}"
+)
+
+
+def write_seer(folder: Path, family: str) -> Path:
+    """Writes a model whose prompts may have images, whose tiles have 16 x 16 pixels."""
+    prefix, values = _CONFIGS[family]
+    tiny.write_tokenizer(folder, frame="$A")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [*_MARKS, *_GRID]})
+    names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"}
+    tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>", "image_token": "<image>"})
+    token = tokenizer.convert_tokens_to_ids("<image>")
+    text = _TEXT
+    if prefix.startswith("Qwen"):
+        text = {name: value for name, value in {**_TEXT, **_GRID_TEXT}.items() if name != "model_type"}
+        text |= {"head_dim": 8} if family == "qwen3_vl" else {}
+    config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token)
+    torch.manual_seed(7)
+    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.3)
+    model.save_pretrained(folder)
+    _write_processor(folder, family, tokenizer)
+    return folder
+
+
+def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
+    """Writes what a processor would: those of families that read videos, too, need torchvision."""
+    settings = {}
+    if family in ("llava", "vipllava"):
+        images = transformers.CLIPImageProcessorPil(
+            size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
+        )
+        settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    elif family.startswith("qwen"):
+        images = transformers.Qwen2VLImageProcessorPil(
+            size={"shortest_edge": 4 * SIDE**2, "longest_edge": 64 * SIDE**2}, patch_size=SIDE // 2
+        )
+    elif family == "internvl":
+        images = transformers.GotOcr2ImageProcessorPil(
+            size={"height": SIDE, "width": SIDE}, min_patches=1, max_patches=4, crop_to_patches=True
+        )
+        settings = {"image_seq_length": 1}
+    else:
+        kind = "Idefics3" if family == "idefics3" else "SmolVLM"
+        images = getattr(transformers, f"{kind}ImageProcessorPil")(
+            size={"longest_edge": 3 * SIDE}, max_image_size={"longest_edge": SIDE}
+        )
+        settings = {"image_seq_len": 1}
+    images.save_pretrained(folder)
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    tokenizer.chat_template = _IN_PARTS if family in ("idefics3", "smolvlm") else _OF_BOTH
+    if family.startswith("qwen"):  # which do not tell images apart that stand side by side
+        tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img><image></img>")
+    tokenizer.save_pretrained(folder)
+
+
+def draw_picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Returns a smooth picture."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
+
+
+def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
+    """Opens the processor of a folder, without what reads videos: that needs torchvision."""
+    kinds = {
+        "llava": transformers.LlavaProcessor,
+        "internvl": transformers.InternVLProcessor,
+        "qwen2_vl": transformers.Qwen2VLProcessor,
+        "qwen2_5_vl": transformers.Qwen2VLProcessor,
+        "qwen3_vl": transformers.Qwen2VLProcessor,
+    }
+    kind = kinds.get(family, transformers.Idefics3Processor)
+    loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    return loose(images, tokenizer, chat_template=tokenizer.chat_template, **settings)
+
+
+def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_tokens: int) -> tuple[int, list[int]]:
+    """Returns the number of tokens of a user's turn as a prompt, and the greedy answer to it, of `transformers`."""
+    processor = open_processor(folder, family)
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in content]
+    asked = [{"role": "user", "content": parts}]
+    text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    pictures = [part for part in content if not isinstance(part, str)]
+    inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    names = ("input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids")
+    given = {name: inputs[name] for name in names if name in inputs}
+    with torch.inference_mode():
+        ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()
+    length = given["input_ids"].shape[1]
+    return length, [token for token in ids[length:] if token != model.generation_config.eos_token_id]
