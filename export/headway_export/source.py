@@ -41,6 +41,7 @@ from headway_server.bundles import (
     Origin,
     SamplingDefaults,
     Scoring,
+    Segmentation,
     SoundPreprocessing,
     Space,
     SpecialTokens,
@@ -194,6 +195,8 @@ class ExportSource:
     """How images stand in the prompts of a generation model; None: it reads none."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
+    segmentation: Segmentation | None = None
+    """How prompts of a segmentation model are answered; None: the manifest's defaults."""
     audio_preprocessing: AudioPreprocessing | None = None
     sound: SoundPreprocessing | None = None
     """How audio is prepared for a model without a decoder."""

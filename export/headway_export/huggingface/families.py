@@ -239,6 +239,12 @@ EXPORTED: Final = (
         compared="objects of the module's outputs, within a thousandth of the image; not exported in the tests",
     ),
     Families(
+        kind="segmenters",
+        names="SAM, SAM 2 (images)",
+        task="`segmentation` by points and boxes ([segmentation.md](segmentation.md#published-models))",
+        compared="masks, within a pixel in a thousand; predicted IoU, within 1e-4",
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",
@@ -351,6 +357,22 @@ REFUSALS: Final = (
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
     ),
     Refusal(
+        names=("SAM-HQ",),
+        model_types=("sam_hq",),
+        says="is computed otherwise than it was published",
+        why="`transformers` leaves out what its decoder computes of an image, so masks have nothing to be held against",
+        tasks=(Task.SEGMENTATION,),
+    ),
+    Refusal(
+        names=("SAM 3", "EdgeTAM"),
+        model_types=(
+            *("sam3", "sam3_lite_text", "sam3_tracker", "sam3_tracker_video", "sam3_video", "edgetam", "edgetam_video"),
+        ),
+        says="segments images as neither SAM nor SAM 2 does",
+        why="a bundle's prompts are points and boxes of these",
+        tasks=(Task.SEGMENTATION,),
+    ),
+    Refusal(
         names=("LayoutLMv2", "LayoutXLM", "LayoutLMv3", "UDOP"),
         model_types=("layoutlmv2", "layoutxlm", "layoutlmv3", "udop"),
         says="reads the image of a page beside its words and boxes",
@@ -419,11 +441,11 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
-    "ForSemanticSegmentation": "segments images",
-    "ForUniversalSegmentation": "segments images",
-    "ForInstanceSegmentation": "segments images",
-    "ForImageSegmentation": "segments images",
-    "ForImageMatting": "segments images",
+    "ForSemanticSegmentation": "segments images without a prompt",
+    "ForUniversalSegmentation": "segments images without a prompt",
+    "ForInstanceSegmentation": "segments images without a prompt",
+    "ForImageSegmentation": "segments images without a prompt",
+    "ForImageMatting": "cuts out foregrounds",
     "ForDepthEstimation": "tells depths in images",
     "ForNormalEstimation": "tells slopes in images",
     "ForPoseEstimation": "tells poses in images",
@@ -433,7 +455,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForImageSuperResolution": "makes images of images",
     "ForMaskedImageModeling": "fills gaps of an image",
     "ForVideoClassification": "classifies videos",
-    "ForMaskGeneration": "segments images",
     "ForPrediction": "forecasts series",
     "ForTimeSeriesPrediction": "forecasts series",
     "EncoderDecoderModel": "writes texts by an encoder and a decoder of two families",
@@ -462,7 +483,7 @@ OPTIMUM: Final = (
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
-    "segments of images": ("GroupVit", "MaskFormer", "SAM"),
+    "segments of images": ("GroupVit", "MaskFormer"),
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import Any, Final, cast, get_args
+from typing import Any, ClassVar, Final, cast, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from transformers import (
     ViTImageProcessorPil,
     YolosImageProcessorPil,
 )
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
@@ -245,6 +246,18 @@ class _FloatImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the l
         return functional.interpolate(pixels, (size.height, size.width), mode=mode, antialias=True)[0].numpy()
 
 
+class _SquareImageProcessor(ViTImageProcessorPil):  # type: ignore[misc]  # the library is untyped
+    """The preprocessing of SAM 2, whose own needs torchvision."""
+
+    size: ClassVar = {"height": 1024, "width": 1024}
+    image_mean = IMAGENET_DEFAULT_MEAN
+    image_std = IMAGENET_DEFAULT_STD
+
+
+_OWN_PROCESSORS: Final = {"DINOv3ViT": _FloatImageProcessor, "Sam2": _SquareImageProcessor}
+"""In place of the library's, by what their names begin with."""
+
+
 def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tuple[ImagePreprocessing, bool]:
     """Reads how images are prepared, and compares the pixels with those of `transformers`.
 
@@ -283,11 +296,12 @@ def open_image_processor(folder: ModelFolder) -> Any:
     if not file.exists():
         raise SourceError(f"{folder.path}: has no {PREPROCESSOR_FILE}, which says how images are prepared")
     try:
-        is_float = str(json.loads(file.read_bytes()).get("image_processor_type")).startswith("DINOv3ViT")
+        name = str(json.loads(file.read_bytes()).get("image_processor_type"))
+        own: Any = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
-            return (_FloatImageProcessor if is_float else AutoImageProcessor).from_pretrained(
+            return (own or AutoImageProcessor).from_pretrained(
                 folder.path,
-                **({} if is_float else {"backend": "pil", "trust_remote_code": False}),
+                **({} if own else {"backend": "pil", "trust_remote_code": False}),
                 local_files_only=True,
             )
     except Exception as error:  # the library raises many kinds
@@ -302,9 +316,10 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     """
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
-    if getattr(processor, "do_pad", None) and (not of_any_size or getattr(processor, "pad_size", None)):
+    square = _square_of(processor)
+    if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
-    return ImagePreprocessing(**_map_size(processor, of_any_size=of_any_size), **normalization(processor))
+    return ImagePreprocessing(**(square or _map_size(processor, of_any_size=of_any_size)), **normalization(processor))
 
 
 def normalization(processor: Any) -> dict[str, Any]:
@@ -327,6 +342,21 @@ def normalization(processor: Any) -> dict[str, Any]:
         "mean": tuple((float(value) + offset) / factor for value in mean),
         "std": tuple(float(value) / factor for value in std),
     }
+
+
+def _square_of(processor: Any) -> dict[str, Any]:
+    """Returns the size of a square that images fill along their longer side; nothing where they do not.
+
+    Raises:
+        ValueError: They keep their proportions, and the square is not filled up.
+    """
+    size = processor.size
+    if size.shortest_edge or not size.longest_edge or processor.do_center_crop:
+        return {}
+    edge, padded = int(size.longest_edge), processor.pad_size if processor.do_pad else None
+    if padded is None or (padded.height, padded.width) != (edge, edge):
+        raise ValueError("images keep their proportions and are not padded to a square, and a graph reads one size")
+    return {"height": edge, "width": edge, "resize": "longer_side"}
 
 
 def _map_size(processor: Any, *, of_any_size: bool) -> dict[str, Any]:

@@ -53,6 +53,7 @@ from headway_export.huggingface.plain import (
 from headway_export.huggingface.published import check_quantization, describe_quantization, quantization_of
 from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
+from headway_export.huggingface.segmenters import ARCHITECTURES, read_segmenter
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -127,6 +128,7 @@ KINDS: Final = (
         encoder_decoders=frozenset(DETECTORS),
         read=read_detector,
     ),
+    Kind(task=Task.SEGMENTATION, heads=ARCHITECTURES, read=read_segmenter),
     Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
 )
 
@@ -465,7 +467,7 @@ def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, op
     if is_reranker(path, names) or compares_tokens(path, names):
         return str(Task.TEXT_SCORING)
     sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
-    if sees and names and all(name.endswith("Model") for name in names):
+    if sees and names and all(name.endswith("Model") and _kind_named(name) is None for name in names):
         return str(Task.IMAGE_EMBEDDING)
     return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None
 

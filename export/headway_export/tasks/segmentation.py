@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +22,16 @@ from headway_export.inputs import NUM_MASKED, Inputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
 from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, Segments
+from headway_export.source import EvaluationData, ExportSource, Segments
 from headway_export.tasks.images import ImageTask
 from headway_export.tasks.task import NOT_LOOKED_AT, Metric
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Limits, Manifest
+from headway_server.bundles import Limits, Manifest, Segmentation, demanded
 from headway_server.preprocessing.image import ImageTransform
+from headway_server.tasks.images.model import SeenImage
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
-    EMBEDDING,
     INSIDE,
     MASKS,
     MAX_POINTS,
@@ -43,11 +44,14 @@ from headway_server.tasks.segmentation.decoder import (
     answer_order,
     as_item,
 )
-from headway_server.tasks.segmentation.masks import PixelMask
+from headway_server.tasks.segmentation.model import Frame
 from headway_training.models.protocols import PromptSegmenter
 
+_MOST_PIXELS: Final = 1 << 20
+"""Of images that are embedded together for a proof, more than one."""
 
-class Segmentation(ImageTask):
+
+class PromptedSegmentation(ImageTask):
     """An encoder of images and a decoder of prompts."""
 
     metrics = (Metric(name="first_mask_iou", allowed_loss=0.5),)
@@ -65,6 +69,10 @@ class Segmentation(ImageTask):
         segmenter = cast("PromptSegmenter", module)
         _ = segmenter.encoder, segmenter.decoder, int(segmenter.mask_size)
         return Limits()
+
+    def described(self, source: ExportSource) -> dict[str, Any]:
+        """Says how prompts are answered."""
+        return {"segmentation": source.segmentation}
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
         """Reads images and the segments in them."""
@@ -89,21 +97,22 @@ class Segmentation(ImageTask):
         shapes = {spec.name: spec.shape[1:] for spec in encoder.outputs}
         cells = segmenter.mask_size
         prompts = [
-            make_spec("embedding", "float32", "prompts", *shapes["embedding"]),
+            *(make_spec(name, "float32", "prompts", *shape) for name, shape in shapes.items()),
             make_spec("points", "float32", "prompts", "points", 2),
             make_spec("point_labels", "int64", "prompts", "points"),
             make_spec("earlier_mask", "float32", "prompts", cells, cells),
             make_spec("has_earlier_mask", "int64", "prompts"),
         ]
-        decoder = trace_graph("decoder", module, PromptDecoderGraph(decoder_module), prompts)
+        decoder = trace_graph("decoder", module, PromptDecoderGraph(decoder_module, tuple(shapes)), prompts)
         return TracedModel(graphs=(encoder, decoder))
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Holds embeddings against PyTorch's, and masks of drawn prompts: their images, kinds and numbers of points."""
         source, (encoder, decoder) = candidate.source, open_segmenter(candidate)
-        images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
+        most = max(2, _MOST_PIXELS // prod(demanded(source.image_preprocessing).largest))
+        images = pixel_values_of(source, sample_images(source, min(max(BATCH_SIZES), most)))
         random, side = np.random.default_rng(SEED), decoder.mask_size
-        for num_images in BATCH_SIZES:
+        for num_images in sorted({min(size, most) for size in BATCH_SIZES}):
             embeddings = embed_images(encoder, images[:num_images])
             items = []
             for number in range(2 * num_images + 1):
@@ -113,11 +122,8 @@ class Segmentation(ImageTask):
                 items.append(as_item(embeddings[random.integers(num_images)], points, labels, earlier))
             where = f"{num_images} images, {len(items)} prompts"
             for pixels, embedding in zip(images, embeddings, strict=False):
-
-                def expected(pixels: NDArray[np.float32] = pixels) -> Tensors:
-                    return {EMBEDDING: reference.image_embedding(pixels)[EMBEDDING].ravel()}
-
-                comparison.add_outputs({EMBEDDING: embedding.ravel()}, where, expected)
+                flat = {name: one.ravel() for name, one in embedding.items()}
+                comparison.add_outputs(flat, where, partial(_flat_embedding, reference, pixels))
             for item, found in zip(items, answer_prompts(decoder, items), strict=True):
                 masks = found[MASKS].reshape(len(found[PREDICTED_IOU]), -1)
                 answer = partial(reference.prompt_outputs, item)
@@ -144,7 +150,8 @@ class Segmentation(ImageTask):
         segments = data.segments
         assert segments is not None, "the source has read them"
         height, width = data.images.shape[1:3]
-        transform = ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0))
+        seen = SeenImage(width, height, ImageTransform(scale=(1.0, 1.0), offset=(0.0, 0.0)))
+        frame = Frame(seen, (width, height), decoder.mask_size, source.segmentation or Segmentation())
         found: dict[str, list[float]] = {}
         for start in range(0, len(data), NUM_ROWS):
             images = embed_images(encoder, pixel_values_of(source, data.images[start : start + NUM_ROWS]))
@@ -163,9 +170,9 @@ class Segmentation(ImageTask):
                 for row, answer in zip(rows, answers, strict=True):
                     truth = segments.mask(int(row), height, width)
                     ious = []
-                    for number in answer_order(answer[PREDICTED_IOU], kind):
-                        mask = PixelMask.of_logits(answer[MASKS][number], transform, (width, height), (width, height))
-                        pixels = mask.pixels()
+                    order = answer_order(answer[MASKS], answer[PREDICTED_IOU], kind, frame.scheme.stable_mask)
+                    for number in order:
+                        pixels = frame.pixels(answer[MASKS][number]).pixels()
                         ious.append(100 * float((pixels & truth).sum() / max(1, (pixels | truth).sum())))
                     found.setdefault(kind, []).append(ious[0])
                     found.setdefault(f"{kind}, best", []).append(max(ious))
@@ -191,6 +198,10 @@ class Segmentation(ImageTask):
         )
 
 
+def _flat_embedding(reference: Reference, pixel_values: NDArray[np.float32]) -> Tensors:
+    return {name: tensor.ravel() for name, tensor in reference.image_embedding(pixel_values).items()}
+
+
 def open_segmenter(candidate: Candidate) -> tuple[BatchGraph, PromptGraph]:
     """Opens encoder and decoder."""
     encoder, decoder = (
@@ -204,10 +215,9 @@ def answer_prompts(graph: PromptGraph, items: Sequence[Tensors]) -> list[dict[st
     return graph.split(graph.run(graph.collate(items), [MASKS, PREDICTED_IOU]), items)
 
 
-def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Embeds images for a mask decoder: (N, 3, height, width) -> N of (L, E)."""
-    found = run_batch(graph, [{"pixel_values": pixels} for pixels in pixel_values])
-    return [outputs[EMBEDDING] for outputs in found]
+def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[dict[str, NDArray[Any]]]:
+    """Embeds images for a mask decoder: (N, 3, height, width) -> the tensors of each, by their names."""
+    return run_batch(graph, [{"pixel_values": pixels} for pixels in pixel_values])
 
 
 # Graphs
@@ -216,18 +226,18 @@ def embed_images(graph: BatchGraph, pixel_values: NDArray[np.float32]) -> list[N
 class PromptDecoderGraph(nn.Module):
     """Graph `decoder` of a segmentation model: prompts, each with the embedding of its image."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.names = module, tuple(names)
 
-    def forward(self, embedding: Tensor, *prompts: Tensor) -> Outputs:
-        """An embedding of each prompt, (N, L, E), and the inputs of `MaskDecoder` in turn -> its outputs."""
-        points, point_labels, earlier_mask, has_earlier_mask = prompts
-        dtype = float_dtype(self.module)
+    def forward(self, *inputs: Tensor) -> Outputs:
+        """The tensors of an embedding of each prompt, and the inputs of `MaskDecoder` in turn -> its outputs."""
+        dtype, count = float_dtype(self.module), len(self.names)
+        points, point_labels, earlier_mask, has_earlier_mask = inputs[count:]
         outputs: Outputs = self.module(
-            embedding.to(dtype),
-            points,
-            point_labels,
+            **{name: one.to(dtype) for name, one in zip(self.names, inputs[:count], strict=True)},
+            points=points,
+            point_labels=point_labels,
             earlier_mask=earlier_mask.to(dtype),
             has_earlier_mask=has_earlier_mask,
         )

@@ -260,6 +260,8 @@ class ExportTask(ABC):
     def image_limits(self, manifest: Manifest) -> list[str]:
         """Says what becomes of images, a sentence each; for a model that has their preprocessing."""
         image = demanded(manifest.image_preprocessing)
+        if image.resize == "longer_side":
+            return [f"Every image is resized to a longer side of {image.width} pixels and padded to a square."]
         return [f"Every image is resized to {image.height} x {image.width} pixels."]
 
     def more_sections(self, manifest: Manifest) -> list[str]:

@@ -121,7 +121,7 @@ class Mask(_message.Message):
     png: _builtins.bytes
     """A PNG of one bit a pixel, white inside, instead of counts if the request asks for it."""
     predicted_iou: _builtins.float
-    """Intersection over union with the segment that was meant, as the model expects it. Range 0 to 1."""
+    """Intersection over union with the segment that was meant, as the model expects it. Range about 0 to 1."""
     stability: _builtins.float
     """How little the mask changes with the threshold of its logits: its pixels at 1, divided by those at -1. Range 0 to 1."""
     area: _builtins.int

@@ -64,11 +64,8 @@ POSITION_OFFSETS = "position_offsets"
 place of a token, its row and its column."""
 IMAGE_EMBEDDINGS = "embeddings"
 """Output of a graph `image_encoder`: (batch, tokens, width) float32."""
-SEGMENTATION_TENSORS = (
-    ("embedding", "points", "point_labels", "earlier_mask", "has_earlier_mask"),
-    ("masks", "predicted_iou"),
-)
-"""Inputs and outputs of a segmentation decoder (docs/graphs.md)."""
+SEGMENTATION_TENSORS = (("points", "point_labels", "earlier_mask", "has_earlier_mask"), ("masks", "predicted_iou"))
+"""Inputs of a segmentation decoder after those that the encoder gives, and its outputs (docs/graphs.md)."""
 DIFFUSION_TENSORS = {
     "denoiser": (("latent", "timestep", "label"), ("velocity",)),
     "vae_decoder": (("latent",), ("pixel_values",)),
@@ -455,20 +452,21 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "fit", "pixels"]
+    resize: Literal["stretch", "shorter_side", "longer_side", "fit", "pixels"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
-    `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger. `fit`: to a
-    shorter side of `resize_size`, or of less where the longer one would exceed `height`, which is `width`; proportions
-    are kept, nothing is cropped, and the graphs have the axes `height` and `width`. `pixels`: to multiples of
-    `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as far as that allows; `height` and
-    `width` are the sides of the largest square."""
+    `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
+    `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
+    below is 0 in `pixel_values`. `fit`: to a shorter side of `resize_size`, or of less where the longer one would
+    exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have the axes `height`
+    and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as
+    far as that allows; `height` and `width` are the sides of the largest square."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit`."""
     min_pixels: Size | None = None
     max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
-    """Rounding of the longer side to whole pixels, if proportions are kept."""
+    """Rounding of the longer side to whole pixels, for `shorter_side`."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
     """Name of Pillow's filter, with antialiasing except for `nearest`."""
     mean: tuple[float, float, float]
@@ -506,6 +504,11 @@ class ImagePreprocessing(Record):
         sides = self._rounded(sides[0]), self._rounded(sides[1])
         return sides if width <= height else (sides[1], sides[0])
 
+    def within(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `longer_side`, as image processors of SAM compute them."""
+        scale = self.height / max(width, height)
+        return max(int(width * scale + 0.5), 1), max(int(height * scale + 0.5), 1)
+
     def with_pixels(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image after `pixels`, as image processors of Qwen2-VL compute them."""
         least, most, multiple = demanded(self.min_pixels), demanded(self.max_pixels), self.multiple
@@ -526,6 +529,8 @@ class ImagePreprocessing(Record):
     def _check_fit(self) -> ImagePreprocessing:
         if self.resize == "fit" and (self.resize_size is None or self.height != self.width):
             raise ValueError("image_preprocessing: fit needs resize_size, and one limit as height and width")
+        if self.resize == "longer_side" and (self.resize_size is not None or self.height != self.width):
+            raise ValueError("image_preprocessing: longer_side needs one size as height and width, and no resize_size")
         if not self.keeps_proportions and self.multiple != 1:
             raise ValueError(f"image_preprocessing: multiple is for fit and pixels, and resize is {self.resize}")
         if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
@@ -820,6 +825,29 @@ class Detection(Record):
         return int(self.scores == "softmax")
 
 
+class StableMask(Record):
+    """The least stability of the mask of several parts; below it, the likeliest of the other masks is taken.
+
+    Stability is the number of cells above `offset` divided by that above `-offset`, and 1 of a mask without the latter.
+    """
+
+    offset: Positive
+    least: Annotated[float, Field(ge=0, le=1)]
+
+
+class Segmentation(Record):
+    """How prompts of a segmentation model are answered (docs/segmentation.md)."""
+
+    several_parts: Literal["in_turn", "at_once"] = "in_turn"
+    """Runs of a prompt of several parts without an earlier mask. `in_turn`: its first part alone, and then all of them
+    with that mask. `at_once`: all of them."""
+    pixels: Literal["of_cells", "of_model_pixels"] = "of_cells"
+    """What logits of an image's pixels are interpolated between: cells, or pixels of the model's input in the image,
+    which are interpolated between cells."""
+    stable_mask: StableMask | None = None
+    """When the mask of several parts is not taken; None: it always is."""
+
+
 class Space(Record):
     """An embedding space shared by several models, such as of images and texts."""
 
@@ -1089,6 +1117,8 @@ class Manifest(Record):
     """None but for text_scoring."""
     detection: Detection | None = None
     """None but for object_detection."""
+    segmentation: Segmentation | None = None
+    """Of segmentation; None: the defaults."""
     tagging: Tagging | None = None
     """Of token_classification; None: the defaults."""
     word_boxes: WordBoxes | None = None
@@ -1315,13 +1345,16 @@ def _check_detection(manifest: Manifest) -> None:
 
 def _check_segmentation(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
-        if (graph := variant.graphs.get("decoder")) is None:
+        encoder, decoder = variant.graphs.get("encoder"), variant.graphs.get("decoder")
+        if encoder is None or decoder is None:
             continue  # which is refused for that
-        found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-        if found != SEGMENTATION_TENSORS:
+        of_image = tuple(spec.name for spec in encoder.outputs)
+        found = tuple(tuple(spec.name for spec in specs) for specs in (decoder.inputs, decoder.outputs))
+        of_prompt, outputs = SEGMENTATION_TENSORS
+        if not of_image or found != ((*of_image, *of_prompt), outputs):
             raise ValueError(
-                f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs "
-                f"{SEGMENTATION_TENSORS}"
+                f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs the outputs of "
+                f"the encoder, {of_image}, and {SEGMENTATION_TENSORS}"
             )
 
 

@@ -132,7 +132,8 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        crop = 0 if settings.keeps_proportions else max(settings.height, settings.width)
+        no_crop = settings.keeps_proportions or settings.resize == "longer_side"
+        crop = 0 if no_crop else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
                 f"image_preprocessing.resize_size is {settings.resize_size}; {settings.resize} needs at least the "
@@ -285,7 +286,7 @@ class ImagePreprocessor:
         )
 
     def resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
-        """Resizes and crops an RGB image to the model's size, or to one of its sizes.
+        """Resizes and crops an RGB image to the model's size, or to one of its sizes; without the padding.
 
         Raises:
             InvalidInputError: It would become too large.
@@ -308,6 +309,8 @@ class ImagePreprocessor:
                 )
         elif settings.resize == "fit":
             size = settings.fitted(*image.size)
+        elif settings.resize == "longer_side":
+            size = settings.within(*image.size)
         elif settings.resize == "pixels":
             if max(image.size) > _MOST_ELONGATED * min(image.size):
                 raise InvalidInputError(
@@ -318,7 +321,7 @@ class ImagePreprocessor:
             size = settings.with_pixels(*image.size)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         scale = size[0] / image.width, size[1] / image.height
-        if settings.keeps_proportions:
+        if settings.keeps_proportions or settings.resize == "longer_side":
             return resized, ImageTransform(scale=scale, offset=(0, 0))
         left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
         if size != (settings.width, settings.height):
@@ -544,9 +547,13 @@ def normalize(image: Image.Image, settings: ImagePreprocessing) -> NDArray[np.fl
     """Returns the channels of an RGB image, scaled to 0 to 1, less the mean, divided by the standard deviation.
 
     Returns:
-        float32 (3, height, width).
+        float32 (3, height, width); of `longer_side`, zeros are added on the right and below.
     """
     pixels: NDArray[np.float32] = np.asarray(image, np.float32) / np.float32(255)  # (height, width, 3)
     pixels -= np.asarray(settings.mean, np.float32)
     pixels /= np.asarray(settings.std, np.float32)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (3, height, width)
+    if settings.resize != "longer_side":
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (3, height, width)
+    padded = np.zeros((3, settings.height, settings.width), np.float32)
+    padded[:, : image.height, : image.width] = pixels.transpose(2, 0, 1)
+    return padded

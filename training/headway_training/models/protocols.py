@@ -164,18 +164,18 @@ class ImageToText(Writes, Protocol):
 class PromptSegmenter(Protocol):
     """A model that cuts out of images what prompts point at.
 
-    B images, L positions and E width of an embedding, N prompts, Q points of a prompt, S side of a mask in cells,
-    M masks of a prompt, 2 or more.
+    B images, N prompts, Q points of a prompt, S side of a mask in cells, M masks of a prompt, 2 or more. An embedding
+    is one tensor or several of fixed shapes, such as `embedding`, (B, L, E) of L positions and width E.
     """
 
     mask_size: int
     """S."""
     encoder: Callable[[Tensor], dict[str, Tensor]]
-    """Float (B, 3, height, width) -> `embedding`, (B, L, E)."""
+    """Float (B, 3, height, width) -> the tensors of an embedding by name, (B, ...) each."""
     decoder: Callable[..., dict[str, Tensor]]
-    """`embedding` (N, L, E) of each prompt's image, `points` (N, Q, 2), `point_labels` (N, Q), and by keyword
-    `earlier_mask` (N, S, S) and `has_earlier_mask` (N,) or None -> `masks` (N, M, S, S) and `predicted_iou` (N, M), as
-    `MaskDecoder` has them."""
+    """By keyword the tensors of the embedding of each prompt's image (N, ...), `points` (N, Q, 2), `point_labels`
+    (N, Q), `earlier_mask` (N, S, S) and `has_earlier_mask` (N,) or None -> `masks` (N, M, S, S) and `predicted_iou`
+    (N, M), as `MaskDecoder` has them."""
 
 
 class SpeechToText(Writes, Protocol):

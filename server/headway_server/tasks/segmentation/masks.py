@@ -1,7 +1,7 @@
 """Masks: from logits of cells to pixels of the caller's image, as run lengths or PNG.
 
 H, W height and width of an image, S side of a mask in cells. Logits of pixels are interpolated linearly between the
-centres of cells.
+centres of cells, or between those of the model's pixels, which are interpolated between cells (Kirillov et al. 2023).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Box(NamedTuple):
 class EdgedMask:
     """A mask with the logits of its edge alone: the others affect no pixel.
 
-    A pixel lies between four cells. If all four are inside the mask, or all outside, so is the pixel, for any logits.
-    A mask of noise is all edge.
+    A pixel lies between four cells, or between nine where the model's pixels come in between. If all of them are inside
+    the mask, or all outside, so is the pixel, for any logits. A mask of noise is all edge.
     """
 
     inside: NDArray[np.uint8]
@@ -54,13 +54,14 @@ class EdgedMask:
     """S"""
 
     @classmethod
-    def of_logits(cls, logits: NDArray[np.float32]) -> EdgedMask:
-        """Keeps the edge of (S, S) logits."""
-        highest = logits.max()
-        plain = _four_of(logits > highest / _STEEPEST) | _four_of(logits <= 0)  # both are false for NaN
+    def of_logits(cls, logits: NDArray[np.float32], *, by_model_pixels: bool = False) -> EdgedMask:
+        """Keeps the edge of (S, S) logits; the last argument is that of `PixelMask.of_logits`."""
+        reach, highest = min(3 if by_model_pixels else 2, len(logits)), logits.max()
+        plain = _all_of(logits > highest / _STEEPEST, reach) | _all_of(logits <= 0, reach)  # both are false for NaN
         edge = np.zeros(logits.shape, np.bool_)
-        for rows in (slice(None, -1), slice(1, None)):
-            for columns in (slice(None, -1), slice(1, None)):
+        places = [slice(start, len(logits) - reach + 1 + start) for start in range(reach)]
+        for rows in places:
+            for columns in places:
                 edge[rows, columns] |= ~plain
         return cls(
             inside=np.packbits(logits > 0),
@@ -88,10 +89,12 @@ class EdgedMask:
         return 4 * side**2 + 2 * -(-(side**2) // 8)
 
 
-def _four_of(cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Combines each square of four cells by logical and: (S, S) -> (S - 1, S - 1)."""
-    pairs = cells[:-1] & cells[1:]
-    return pairs[:, :-1] & pairs[:, 1:]
+def _all_of(cells: NDArray[np.bool_], side: int) -> NDArray[np.bool_]:
+    """Combines each square of cells by logical and: (S, S) -> (S - side + 1, S - side + 1)."""
+    for _ in range(side - 1):
+        pairs = cells[:-1] & cells[1:]
+        cells = pairs[:, :-1] & pairs[:, 1:]
+    return cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,13 @@ class PixelMask:
 
     @classmethod
     def of_logits(
-        cls, logits: NDArray[np.float32], transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int]
+        cls,
+        logits: NDArray[np.float32],
+        transform: ImageTransform,
+        size: tuple[int, int],
+        model_size: tuple[int, int],
+        *,
+        by_model_pixels: bool = False,
     ) -> PixelMask:
         """Resizes a mask to an image's pixels.
 
@@ -117,6 +126,7 @@ class PixelMask:
             transform: From the image's pixels to the model's.
             size: Width and height of the image.
             model_size: Width and height of the model's input. Pixels beyond it are outside the mask.
+            by_model_pixels: True to interpolate first to the model's pixels in the image, and from there to its own.
         """
         side = logits.shape[0]
         inside = logits > 0
@@ -126,6 +136,7 @@ class PixelMask:
                 model_size[axis] / side,
                 np.flatnonzero(inside.any(axis=axis)),
                 side,
+                num_between=_num_model_pixels(transform, size, model_size, axis) if by_model_pixels else None,
             )
             for axis in (0, 1)
         )
@@ -181,6 +192,21 @@ class PixelMask:
         return Box(left, self.top + int(down[0]), right, self.top + int(down[-1]) + 1)
 
 
+def _num_model_pixels(transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int], axis: int) -> int:
+    """Returns how many of the model's pixels an image covers along an axis."""
+    return min(model_size[axis], max(1, round(transform.scale[axis] * size[axis] + transform.offset[axis])))
+
+
+def covered_cells(
+    transform: ImageTransform, size: tuple[int, int], model_size: tuple[int, int], side: int
+) -> tuple[int, int]:
+    """Returns how many rows and columns of (S, S) cells an image covers; there is padding beyond them."""
+    columns, rows = (
+        -(-side * _num_model_pixels(transform, size, model_size, axis) // model_size[axis]) for axis in (0, 1)
+    )
+    return rows, columns
+
+
 class _Axis(NamedTuple):
     """Interpolation between cells along one axis of a part of an image."""
 
@@ -190,9 +216,19 @@ class _Axis(NamedTuple):
     high: NDArray[np.intp]
     weight: NDArray[np.float32]
     """Weight of the higher cell."""
+    between: _Axis | None = None
+    """Interpolation between cells of the model's pixels, which `low` and `high` are then; None: these are cells."""
 
     @classmethod
-    def of(cls, positions: NDArray[np.floating[Any]], stride: float, inner: NDArray[np.intp], side: int) -> _Axis:
+    def of(
+        cls,
+        positions: NDArray[np.floating[Any]],
+        stride: float,
+        inner: NDArray[np.intp],
+        side: int,
+        *,
+        num_between: int | None = None,
+    ) -> _Axis:
         """Finds the pixels that a mask may contain.
 
         Args:
@@ -200,20 +236,35 @@ class _Axis(NamedTuple):
             stride: Side of a cell, likewise.
             inner: Cells of the axis whose row or column has a cell in the mask.
             side: Number of cells of the axis.
+            num_between: Number of the model's pixels that are interpolated first; None: none is.
         """
         cells = positions / stride - 0.5
         first, last = (int(inner[0]), int(inner[-1])) if len(inner) else (0, -1)
-        near = (cells > first - 1) & (cells < last + 1) & (positions >= 0) & (positions <= side * stride)
+        reach = 1 if num_between is None else 1 + 1 / stride
+        near = (cells > first - reach) & (cells < last + reach) & (positions >= 0) & (positions <= side * stride)
         pixels = np.flatnonzero(near)
-        taken = np.clip(cells[pixels], 0, side - 1)
+        start = int(pixels[0]) if len(pixels) else 0
+        if num_between is None:
+            return cls._at(start, cells[pixels], side)
+        between = cls._at(0, (np.arange(num_between) + 0.5) / stride - 0.5, side)
+        return cls._at(start, positions[pixels] - 0.5, num_between)._replace(between=between)
+
+    @classmethod
+    def _at(cls, first: int, places: NDArray[np.floating[Any]], count: int) -> _Axis:
+        """Interpolates at places between so many values: 0 is the first one's, and `count` - 1 the last one's."""
+        taken = np.clip(places, 0, count - 1)
         low = taken.astype(np.intp)
-        high = np.minimum(low + 1, side - 1)
-        return cls(int(pixels[0]) if len(pixels) else 0, low, high, (taken - low).astype(np.float32))
+        return cls(first, low, np.minimum(low + 1, count - 1), (taken - low).astype(np.float32))
 
     def blend(self, cells: NDArray[np.float32], band: slice = slice(None)) -> NDArray[np.float32]:
         """Interpolates along the first axis: (S, X) -> (pixels, X)."""
-        low: NDArray[np.float32] = cells[self.low[band]]
-        return low + self.weight[band, np.newaxis] * (cells[self.high[band]] - low)
+        low, high = self.low[band], self.high[band]
+        if self.between is not None and len(low):
+            start = low[0]
+            cells = self.between.blend(cells, slice(start, high[-1] + 1))
+            low, high = low - start, high - start
+        values: NDArray[np.float32] = cells[low]
+        return values + self.weight[band, np.newaxis] * (cells[high] - values)
 
 
 def stability(logits: NDArray[np.float32]) -> NDArray[np.float32]:

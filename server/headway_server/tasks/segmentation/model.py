@@ -2,7 +2,7 @@
 
 Both graphs have a batcher. Prompts of different images and callers run in one batch of the decoder.
 
-L positions of an image, E width of its embedding, S side of a mask in cells.
+S side of a mask in cells.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
-from headway_server.bundles import Bundle, demanded
+from headway_server.bundles import Bundle, Segmentation, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.field_rules import maximum
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -37,7 +37,6 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.images.model import MIB, ImageModel, SeenImage
 from headway_server.tasks.segmentation.decoder import (
     BOTTOM_RIGHT,
-    EMBEDDING,
     INSIDE,
     MASKS,
     MAX_POINTS,
@@ -50,7 +49,15 @@ from headway_server.tasks.segmentation.decoder import (
     answer_order,
     as_item,
 )
-from headway_server.tasks.segmentation.masks import COMPARED, Box, EdgedMask, PixelMask, drop_duplicates, stability
+from headway_server.tasks.segmentation.masks import (
+    COMPARED,
+    Box,
+    EdgedMask,
+    PixelMask,
+    covered_cells,
+    drop_duplicates,
+    stability,
+)
 from headway_server.tasks.stateless import StatelessParts
 
 
@@ -206,9 +213,54 @@ class SegmentedImage:
 class _Embedded:
     """An embedded image."""
 
-    embedding: NDArray[np.float32]
-    """(L, E)"""
+    embedding: Tensors
+    """By the names of the encoder's outputs."""
     image: SeenImage
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the embedding."""
+        return sum(tensor.nbytes for tensor in self.embedding.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """An image among a model's masks."""
+
+    image: SeenImage
+    model_size: tuple[int, int]
+    """Width and height of the model's input."""
+    side: int
+    """S"""
+    scheme: Segmentation
+
+    @property
+    def by_model_pixels(self) -> bool:
+        """True if pixels are interpolated between the model's."""
+        return self.scheme.pixels == "of_model_pixels"
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.image.width, self.image.height
+
+    def of_image(self, masks: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Returns the cells of masks, (..., S, S), that are not padding: (..., rows, columns)."""
+        rows, columns = covered_cells(self.image.transform, self._size, self.model_size, self.side)
+        return masks[..., :rows, :columns]
+
+    def edged(self, logits: NDArray[np.float32]) -> EdgedMask:
+        """Keeps the edge of a mask, (S, S), in the image; cells that affect none of its pixels are outside."""
+        rows, columns = covered_cells(self.image.transform, self._size, self.model_size, self.side)
+        if min(rows, columns) < self.side - 1:
+            logits = logits.copy()
+            logits[rows + 1 :] = logits[:, columns + 1 :] = -1
+        return EdgedMask.of_logits(logits, by_model_pixels=self.by_model_pixels)
+
+    def pixels(self, logits: NDArray[np.float32]) -> PixelMask:
+        """Resizes a mask, (S, S), to the image's pixels."""
+        return PixelMask.of_logits(
+            logits, self.image.transform, self._size, self.model_size, by_model_pixels=self.by_model_pixels
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,12 +310,14 @@ class SegmentationModel(ImageModel):
             bundle,
             parts,
             preprocessor,
-            outputs=(EMBEDDING,),
+            outputs=tuple(decoder.embedding_shapes),
             cache=LruCache("image_embeddings", max_bytes=max_bytes, ttl_s=settings.image_ttl),
         )
         manifest = bundle.manifest
         sizes = demanded(manifest.image_preprocessing)
         self._model_size = sizes.width, sizes.height
+        self._scheme = manifest.segmentation or Segmentation()
+        self._mask_size = decoder.mask_size
         budget = settings.batching.batch_prompts(self.device)
         self._decoder = Batcher(
             decoder,
@@ -320,7 +374,7 @@ class SegmentationModel(ImageModel):
         parts = StatelessParts(
             precision=precision,
             graph=encoder,
-            max_padding=encoder.warm_up({"pixel_values": blank}, 1, {EMBEDDING: decoder.embedding_shape}),
+            max_padding=encoder.warm_up({"pixel_values": blank}, 1, decoder.embedding_shapes),
             runtime=runtime,
             settings=settings,
             observer=observer,
@@ -366,15 +420,15 @@ class SegmentationModel(ImageModel):
                 "pixels of all masks together; send them in several calls, or a smaller image",
             )
         several = any(prompt.num_parts > 1 for prompt in prompts)
-        results = []
+        frame, results = self._frame(seen), []
         with (
             self._reserve(min(len(prompts), self._num_together) * (most + several)),
             self._ask(embedded, prompts, deadline),
         ):
             for some in self._in_turn(prompts):
-                found, more = await self._answer_prompts(embedded, some, deadline, partial(_read, most))
+                found, more = await self._answer_prompts(embedded, some, deadline, partial(_read, most, frame))
                 timings += more
-                rendered = self._render(seen, [mask for row in found for mask in row], mask_format)
+                rendered = self._render(frame, [mask for row in found for mask in row], mask_format)
                 results += [[await anext(rendered) for _ in row] for row in found]
         return SegmentedImage(results=results, width=seen.width, height=seen.height, timings=timings)
 
@@ -396,14 +450,16 @@ class SegmentationModel(ImageModel):
         ]
         most = max(1, min(MAX_SEGMENTS, MAX_STREAMED_PIXELS // (seen.width * seen.height)))
         candidates: list[_Candidate] = []
-        num_bytes = 0
+        frame, num_bytes = self._frame(seen), 0
         permit = self._memory.admit(0, caller=current_caller())
         try:
             with self._ask(embedded, prompts, deadline):
                 for some in self._in_turn(prompts):
                     num_new = len(some) * MAX_MASKS
                     permit.resize(len(candidates) + num_new, num_bytes + num_new * self._edged_bytes)
-                    found, more = await self._answer_prompts(embedded, some, deadline, partial(_read_good, request))
+                    found, more = await self._answer_prompts(
+                        embedded, some, deadline, partial(_read_good, request, frame)
+                    )
                     timings += more
                     new = [mask for row in found for mask in row]
                     candidates += new
@@ -416,7 +472,7 @@ class SegmentationModel(ImageModel):
         except BaseException:
             permit.release()
             raise
-        return Segments(masks=self._render(seen, candidates, mask_format), timings=timings, _permit=permit)
+        return Segments(masks=self._render(frame, candidates, mask_format), timings=timings, _permit=permit)
 
     def _in_turn(self, prompts: Sequence[SegmentPrompt]) -> list[Sequence[SegmentPrompt]]:
         """Divides prompts into groups that run together."""
@@ -429,7 +485,7 @@ class SegmentationModel(ImageModel):
         Raises:
             OverloadedError: The queue is full, or too long for the deadline.
         """
-        return self._prompts.admit(len(prompts), embedded.embedding.nbytes, deadline=deadline, caller=current_caller())
+        return self._prompts.admit(len(prompts), embedded.nbytes, deadline=deadline, caller=current_caller())
 
     def _reserve(self, num_masks: int) -> Permit:
         """Reserves memory for a number of masks, until the permit is released.
@@ -442,7 +498,7 @@ class SegmentationModel(ImageModel):
     async def open_clicks(self, image: SentImage, *, deadline: float | None) -> ClickSession:
         """Embeds an image for a sequence of clicks; errors are those of `segment`."""
         embedded, timings = await self._embed_image(image, deadline)
-        permit = self._embeddings.admit(1, embedded.embedding.nbytes + self._mask_bytes, caller=current_caller())
+        permit = self._embeddings.admit(1, embedded.nbytes + self._mask_bytes, caller=current_caller())
         return ClickSession(self, embedded, permit, timings)
 
     async def click(
@@ -451,15 +507,20 @@ class SegmentationModel(ImageModel):
         """Answers all clicks so far, refining the mask of the last answer, if there is one."""
         _check_max_masks(max_masks)
         earlier = clicks.earlier_mask if clicks.prompt.num_parts > 1 else None
-        prompts, read = [clicks.prompt], partial(_read, max_masks or MAX_MASKS)
+        frame = self._frame(clicks.embedded.image)
+        prompts, read = [clicks.prompt], partial(_read, max_masks or MAX_MASKS, frame)
         with self._reserve(MAX_MASKS + 1), self._ask(clicks.embedded, prompts, deadline):
             [chosen], timings = await self._answer_prompts(clicks.embedded, prompts, deadline, read, earlier=earlier)
             clicks.earlier_mask = chosen[0].logits
-            return [mask async for mask in self._render(clicks.embedded.image, chosen, mask_format)], timings
+            return [mask async for mask in self._render(frame, chosen, mask_format)], timings
+
+    def _frame(self, image: SeenImage) -> Frame:
+        """Returns where an image is among the masks."""
+        return Frame(image, self._model_size, self._mask_size, self._scheme)
 
     async def _embed_image(self, image: SentImage, deadline: float | None) -> tuple[_Embedded, CallTimings]:
         """Computes an image's embedding, or takes it from the cache."""
-        answer = await self._answer([image], self._outputs, lambda row, seen: _Embedded(row[EMBEDDING], seen), deadline)
+        answer = await self._answer([image], self._outputs, _Embedded, deadline)
         return answer.results[0], answer.timings
 
     async def _answer_prompts(
@@ -473,8 +534,8 @@ class SegmentationModel(ImageModel):
     ) -> tuple[list[list[Mask]], CallTimings]:
         """Runs prompts and returns the result of `read` for each.
 
-        A prompt of several parts is run as in training: its first part alone, and then all of them with that mask. An
-        earlier mask replaces the first run.
+        A prompt of several parts is run as the manifest says: at once, or its first part alone and then all of them
+        with that mask. An earlier mask replaces the first run.
         """
 
         async def run(
@@ -490,7 +551,7 @@ class SegmentationModel(ImageModel):
             )
             return batched.results, CallTimings.of(batched.runs, preprocessing_s=0.0)
 
-        if earlier is not None:
+        if earlier is not None or self._scheme.several_parts == "at_once":
             return await run(prompts, [earlier] * len(prompts))
         several = [number for number, prompt in enumerate(prompts) if prompt.num_parts > 1]
         firsts = [prompt.first_part if prompt.num_parts > 1 else prompt for prompt in prompts]
@@ -525,14 +586,14 @@ class SegmentationModel(ImageModel):
         ]
 
     async def _render(
-        self, seen: SeenImage, masks: Sequence[_Found | _Candidate], mask_format: MaskFormat
+        self, frame: Frame, masks: Sequence[_Found | _Candidate], mask_format: MaskFormat
     ) -> AsyncGenerator[SegmentMask, None]:
         """Resizes masks to the image's size, some at a time, off the event loop."""
         pool, loop = image_pool(), asyncio.get_running_loop()
-        step = max(1, _PIXELS_AT_A_TIME // (seen.width * seen.height))
+        step = max(1, _PIXELS_AT_A_TIME // (frame.image.width * frame.image.height))
         for start in range(0, len(masks), step):
             some = masks[start : start + step]
-            for mask in await loop.run_in_executor(pool, _render, some, seen, self._model_size, mask_format):
+            for mask in await loop.run_in_executor(pool, _render, some, frame, mask_format):
                 yield mask
 
 
@@ -589,25 +650,26 @@ def _check_max_masks(max_masks: int) -> None:
         raise InvalidInputError("max_mask_count", f"is {max_masks}; it goes from 1 to {MAX_MASKS}, 0 for all")
 
 
-def _read(most: int, kind: PromptKind, row: Tensors) -> list[_Found]:
+def _read(most: int, frame: Frame, kind: PromptKind, row: Tensors) -> list[_Found]:
     """Returns at most `most` masks that answer a prompt, the best first."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
-    order = answer_order(predicted_iou, kind)[:most]
+    order = answer_order(masks, predicted_iou, kind, frame.scheme.stable_mask)[:most]
     return [
         _Found(masks[number].copy(), float(predicted_iou[number]), float(share))
-        for number, share in zip(order, stability(masks[order]), strict=True)
+        for number, share in zip(order, stability(frame.of_image(masks[order])), strict=True)
     ]
 
 
-def _read_good(wanted: EverythingRequest, kind: PromptKind, row: Tensors) -> list[_Candidate]:
+def _read_good(wanted: EverythingRequest, frame: Frame, kind: PromptKind, row: Tensors) -> list[_Candidate]:
     """Returns the masks that answer a prompt with sufficient quality, the best first."""
     masks, predicted_iou = row[MASKS], row[PREDICTED_IOU]
-    order = answer_order(predicted_iou, kind)
-    shares = stability(masks[order])
+    order = answer_order(masks, predicted_iou, kind, frame.scheme.stable_mask)
+    shown = frame.of_image(masks[order])
+    shares = stability(shown)
     good = (predicted_iou[order] >= wanted.min_predicted_iou) & (shares >= wanted.min_stability)
-    good &= (masks[order] > 0).any(axis=(-2, -1))
+    good &= (shown > 0).any(axis=(-2, -1))
     return [
-        _Candidate(EdgedMask.of_logits(masks[number]), float(predicted_iou[number]), float(share))
+        _Candidate(frame.edged(masks[number]), float(predicted_iou[number]), float(share))
         for number, share in zip(order[good], shares[good], strict=True)
     ]
 
@@ -621,12 +683,10 @@ def _choose(masks: Sequence[_Candidate], max_overlap: float, most: int) -> list[
     return [masks[number] for number in drop_duplicates(inside, scores, max_overlap, most)]
 
 
-def _render(
-    masks: Sequence[_Found | _Candidate], seen: SeenImage, model_size: tuple[int, int], mask_format: MaskFormat
-) -> list[SegmentMask]:
+def _render(masks: Sequence[_Found | _Candidate], frame: Frame, mask_format: MaskFormat) -> list[SegmentMask]:
     rendered = []
     for mask in masks:
-        pixels = PixelMask.of_logits(mask.logits, seen.transform, (seen.width, seen.height), model_size)
+        pixels = frame.pixels(mask.logits)
         rendered.append(
             SegmentMask(
                 counts=pixels.runs() if mask_format is MaskFormat.RUNS else None,
@@ -635,8 +695,8 @@ def _render(
                 stability=mask.stability,
                 box=pixels.box,
                 area=pixels.area,
-                width=seen.width,
-                height=seen.height,
+                width=frame.image.width,
+                height=frame.image.height,
             )
         )
     return rendered

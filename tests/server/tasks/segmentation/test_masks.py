@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from headway_server.bundles import Segmentation, StableMask
 from headway_server.preprocessing.image import ImageTransform
 from headway_server.tasks.images.model import SeenImage
 from headway_server.tasks.segmentation.decoder import MASKS, PREDICTED_IOU, answer_order
 from headway_server.tasks.segmentation.masks import EdgedMask, PixelMask, drop_duplicates, stability
-from headway_server.tasks.segmentation.model import EverythingRequest, _choose, _Found, _read_good, _render
+from headway_server.tasks.segmentation.model import EverythingRequest, Frame, _choose, _Found, _read_good, _render
 
 SIDE = 32
 TRANSFORMS = [
@@ -42,15 +43,18 @@ KINDS = ["ellipse", "noise", "steep", "zero", "nan", "inf", "-inf", "all inside"
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # of logits that are not finite
+@pytest.mark.parametrize("by_model_pixels", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_held_by_its_edge_has_the_pixels_of_all_its_logits(kind):
+def test_a_mask_held_by_its_edge_has_the_pixels_of_all_its_logits(kind, by_model_pixels):
     for seed in range(20):
         logits = strange(np.random.default_rng(seed), kind)
-        edged = EdgedMask.of_logits(logits)
+        edged = EdgedMask.of_logits(logits, by_model_pixels=by_model_pixels)
         assert edged.nbytes <= EdgedMask.most_bytes(SIDE)
         for transform, size in TRANSFORMS:
-            naive = PixelMask.of_logits(logits, transform, size, (64, 64))
-            mask = PixelMask.of_logits(edged.with_all_logits(), transform, size, (64, 64))
+            naive, mask = (
+                PixelMask.of_logits(one, transform, size, (64, 64), by_model_pixels=by_model_pixels)
+                for one in (logits, edged.with_all_logits())
+            )
             np.testing.assert_array_equal(mask.pixels(), naive.pixels())
 
 
@@ -69,11 +73,11 @@ def test_segments_are_those_of_a_choice_that_holds_all_logits(seed, max_overlap,
         masks[1] += generator.normal(size=masks[1].shape).astype(np.float32)
         rows.append({MASKS: masks, PREDICTED_IOU: generator.choice(np.linspace(0, 1, 9, dtype=np.float32), 4)})
     wanted = EverythingRequest(min_predicted_iou=0.3, min_stability=0.4, max_overlap=max_overlap)
-    seen = SeenImage(173, 79, TRANSFORMS[1][0])
+    frame = Frame(SeenImage(173, 79, TRANSFORMS[1][0]), (64, 64), SIDE, Segmentation())
 
     naive = []
     for row in rows:
-        for number in answer_order(row[PREDICTED_IOU], "point"):
+        for number in answer_order(row[MASKS], row[PREDICTED_IOU], "point"):
             logits, promised = row[MASKS][number], row[PREDICTED_IOU][number]
             if promised >= 0.3 and stability(logits) >= 0.4 and (logits > 0).any():
                 naive.append(_Found(logits, float(promised), float(stability(logits))))
@@ -88,9 +92,9 @@ def test_segments_are_those_of_a_choice_that_holds_all_logits(seed, max_overlap,
     assert len(kept) >= 5
     assert len(kept) < len(naive) or max_overlap == 1
 
-    candidates = [mask for row in rows for mask in _read_good(wanted, "point", row)]
+    candidates = [mask for row in rows for mask in _read_good(wanted, frame, "point", row)]
     chosen = _choose(candidates, wanted.max_overlap, most)
-    answers = [_render(masks, seen, (64, 64), "png") for masks in (kept, chosen)]
+    answers = [_render(masks, frame, "png") for masks in (kept, chosen)]
     assert answers[0] == answers[1]
 
 
@@ -102,3 +106,40 @@ def test_no_more_masks_are_compared_than_are_answered():
     everything = drop_duplicates(bits, scores, 0.9, 60)
     assert len(everything) == 30
     assert drop_duplicates(bits, scores, 0.9, 7) == everything[:7]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stable_mask", "expected"),
+    [
+        ("point", None, [2, 3, 1]),
+        ("box", None, [0, 2, 3]),
+        ("several", None, [0]),
+        ("point", StableMask(offset=1.0, least=0.9), [2, 3, 1]),
+        ("box", StableMask(offset=1.0, least=0.9), [2, 3, 1]),
+        ("several", StableMask(offset=1.0, least=0.9), [2]),
+        ("box", StableMask(offset=0.1, least=0.9), [0, 2, 3]),
+        ("several", StableMask(offset=9.0, least=0.9), [2]),
+    ],
+)
+def test_an_unstable_mask_gives_way_to_the_likeliest_of_the_others_and_none_comes_twice(kind, stable_mask, expected):
+    masks = np.full((4, 4, 4), 0.5, np.float32)
+    predicted_iou = np.array([0.9, 0.1, 0.8, 0.3], np.float32)
+    assert answer_order(masks, predicted_iou, kind, stable_mask).tolist() == expected
+
+
+def test_a_mask_of_nothing_is_stable():
+    masks, predicted_iou = np.full((4, 4, 4), -5, np.float32), np.array([0.1, 0.2, 0.8, 0.3], np.float32)
+    assert answer_order(masks, predicted_iou, "several", StableMask(offset=1.0, least=0.9)).tolist() == [0]
+
+
+def test_padding_counts_neither_in_stability_nor_among_segments():
+    masks = np.full((4, SIDE, SIDE), -5, np.float32)
+    masks[1:, :4] = 5
+    masks[2, SIDE // 2 + 1 :] = masks[3, SIDE // 2 + 1 :] = 0.5  # unstable, below an image of half the height
+    masks[3, : SIDE // 2] = -5
+    row = {MASKS: masks, PREDICTED_IOU: np.array([0.1, 0.9, 0.8, 0.7], np.float32)}
+    frame = Frame(SeenImage(64, 32, TRANSFORMS[0][0]), (64, 64), SIDE, Segmentation(pixels="of_model_pixels"))
+    wanted = EverythingRequest(min_predicted_iou=0.5, min_stability=0.9)
+    first, second = _read_good(wanted, frame, "point", row)
+    assert (first.predicted_iou, second.predicted_iou) == pytest.approx((0.9, 0.8))
+    np.testing.assert_array_equal(first.edged.inside, second.edged.inside)
