@@ -66,6 +66,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "-m user:hi --json --max-new-tokens 2 --model chat",
             *(f"-m user:hi --model chat {constraint}" for constraint in CONSTRAINED),
             Refused("-m user:hi --model chat --thinking-token-budget 0", "has no delimiters of reasoning"),
+            Refused("-m user:hi --model chat --image picture.png", "chat reads text alone"),
             Refused(
                 "-m user:hi --model chat --tools tools.json --parallel-tool-calls --tool-choice required",
                 "shows no tools",

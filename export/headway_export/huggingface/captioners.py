@@ -42,37 +42,32 @@ _USUAL_LENGTH: Final = 256
 """Most tokens of a caption where nobody asks for another length."""
 
 
-class HuggingFaceCaptioner(HuggingFaceEncoderDecoder):
-    """A model of `transformers` that writes about images, as an `ImageToText`."""
+class HuggingFaceWriter(HuggingFaceEncoderDecoder):
+    """A model of `transformers` whose encoder and decoder are of two families."""
 
-    def __init__(self, model: nn.Module, *, grid: tuple[int, int], num_tokens: int, max_target_length: int) -> None:
+    def __init__(self, model: nn.Module, *, max_source_length: int, max_target_length: int) -> None:
         """Adapts a model, whose decoder attends by `ATTENTION`.
 
         Args:
             model: The model.
-            grid: Rows and columns of patches.
-            num_tokens: S.
-            max_target_length: Most tokens of a caption.
+            max_source_length: S.
+            max_target_length: Most tokens of what is written.
 
         Raises:
             SourceError: As `HuggingFaceEncoderDecoder`.
         """
         writer = writer_of(model)
         decoder = cast("nn.Module", cast("Any", writer).get_decoder())
-        super().__init__(model, max_source_length=num_tokens, max_target_length=max_target_length, decoder=decoder)
-        self.grid = grid
-        self.num_leading_tokens = num_tokens - grid[0] * grid[1]
+        super().__init__(
+            model, max_source_length=max_source_length, max_target_length=max_target_length, decoder=decoder
+        )
         projection = cast("Any", writer).get_output_embeddings()
         self._head = next(part for part in writer.children() if any(one is projection for one in part.modules()))
         parameters = inspect.signature(decoder.forward).parameters
         self._constants = {"is_decoder": True} if "is_decoder" in parameters else {}
         self._first_position: int | None = None
         if "position_ids" in parameters:  # counted from behind the padding token by RoBERTa
-            self._first_position = _first_position(decoder)
-
-    def encode(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # the protocol is another
-        """(B, 3, height, width) -> (B, S, D)."""
-        return memory_of(self.model, pixel_values)
+            self._first_position = first_position(decoder)
 
     def _decoder_inputs(self, position_ids: Tensor) -> dict[str, Any]:
         if self._first_position is None:
@@ -82,6 +77,27 @@ class HuggingFaceCaptioner(HuggingFaceEncoderDecoder):
     def logits(self, hidden_states: Tensor) -> Tensor:
         """(..., D) -> (..., V)."""
         return cast("Tensor", self._head(hidden_states))
+
+
+class HuggingFaceCaptioner(HuggingFaceWriter):
+    """A model of `transformers` that writes about images, as an `ImageToText`."""
+
+    def __init__(self, model: nn.Module, *, grid: tuple[int, int], num_tokens: int, max_target_length: int) -> None:
+        """Adapts a model; other arguments and errors are those of `HuggingFaceWriter`.
+
+        Args:
+            model: The model.
+            grid: Rows and columns of patches.
+            num_tokens: S.
+            max_target_length: Most tokens of a caption.
+        """
+        super().__init__(model, max_source_length=num_tokens, max_target_length=max_target_length)
+        self.grid = grid
+        self.num_leading_tokens = num_tokens - grid[0] * grid[1]
+
+    def encode(self, pixel_values: Tensor) -> Tensor:  # type: ignore[override]  # the protocol is another
+        """(B, 3, height, width) -> (B, S, D)."""
+        return memory_of(self.model, pixel_values=pixel_values)
 
 
 class OwnCaptioner(OwnTarget):
@@ -94,7 +110,7 @@ class OwnCaptioner(OwnTarget):
 
     def encode_source(self, source: Tensor) -> Tensor:
         """(1, 3, height, width) -> (1, S, D)."""
-        return _states_of(self.model, source)
+        return states_of(self.model, pixel_values=source)
 
     def target_logits(
         self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
@@ -109,10 +125,13 @@ class OwnCaptioner(OwnTarget):
         hook = layer.register_forward_hook(note)
         try:
             with asked_logits(writer_of(self.model), positions):
-                logits = _own_logits(self.model, source, target_ids, memory)
+                logits = self._logits(source, target_ids, memory)
         finally:
             hook.remove()
         return logits, weights[-1]
+
+    def _logits(self, source: Tensor, target_ids: Tensor, memory: Tensor | None) -> Tensor:
+        return _own_logits(self.model, source, target_ids, memory)
 
 
 def writer_of(model: nn.Module) -> nn.Module:
@@ -121,21 +140,21 @@ def writer_of(model: nn.Module) -> nn.Module:
     return cast("nn.Module", of_images.decoder if hasattr(of_images, "decoder") else of_images.text_decoder)
 
 
-def memory_of(model: nn.Module, pixel_values: Tensor) -> Tensor:
-    """Returns what the decoder of a model attends to: (B, 3, height, width) -> (B, S, D)."""
-    states, bridge = _states_of(model, pixel_values), getattr(model, "enc_to_dec_proj", None)
+def memory_of(model: nn.Module, **source: Tensor) -> Tensor:
+    """Returns what the decoder of a model attends to: B images, or texts with their mask -> (B, S, D)."""
+    states, bridge = states_of(model, **source), getattr(model, "enc_to_dec_proj", None)
     return states if bridge is None else cast("Tensor", bridge(states))
 
 
-def _states_of(model: nn.Module, pixel_values: Tensor) -> Tensor:
-    """Returns what the encoder of a model makes of an image: (B, 3, height, width) -> (B, S, E)."""
-    of_images = cast("Any", model)
-    encoder = of_images.encoder if hasattr(of_images, "encoder") else of_images.vision_model
-    return cast("Tensor", encoder(pixel_values=pixel_values, return_dict=True).last_hidden_state)
+def states_of(model: nn.Module, **source: Tensor) -> Tensor:
+    """Returns what the encoder of a model makes of a source: -> (B, S, E)."""
+    whole = cast("Any", model)
+    encoder = whole.encoder if hasattr(whole, "encoder") else whole.vision_model
+    return cast("Tensor", encoder(**source, return_dict=True).last_hidden_state)
 
 
 def _own_logits(model: nn.Module, pixel_values: Tensor, target_ids: Tensor, states: Tensor | None = None) -> Tensor:
-    """(1, 3, height, width), (1, T), None or what `_states_of` returns -> (1, T, V)."""
+    """(1, 3, height, width), (1, T), None or what `states_of` returns -> (1, T, V)."""
     of_images = cast("Any", model)
     if not isinstance(model, VisionEncoderDecoderModel):
         if states is not None:
@@ -150,7 +169,7 @@ def _own_logits(model: nn.Module, pixel_values: Tensor, target_ids: Tensor, stat
     return cast("Tensor", output.logits)
 
 
-def _first_position(decoder: nn.Module) -> int:
+def first_position(decoder: nn.Module) -> int:
     """Returns the position of a text's first token in the table of a decoder."""
     embeddings = getattr(decoder, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
@@ -188,7 +207,7 @@ def _heads(states: Tensor, head_dim: int) -> Tensor:
     return states.reshape(*states.shape[:-1], -1, head_dim).transpose(1, 2)
 
 
-def _inject(writer: nn.Module) -> None:
+def inject(writer: nn.Module) -> None:
     """Lets a decoder attend by what it is given."""
     cast("Any", writer).set_attn_implementation(ATTENTION)
     for part in writer.modules():
@@ -216,11 +235,11 @@ def read_captioner(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     target = random_tokens(folder, min(48, length))
     owner = f"{folder.path}: {type(model).__name__}"
     with torch.inference_mode():
-        num_tokens = memory_of(model, pixels).shape[1]
+        num_tokens = memory_of(model, pixel_values=pixels).shape[1]
         expected = _own_logits(model, pixels, torch.from_numpy(target)[None])[0].float().numpy()
     grid = _grid(folder, preprocessing, num_tokens)
     with running(owner):
-        _inject(writer_of(model))
+        inject(writer_of(model))
         module = HuggingFaceCaptioner(model, grid=grid, num_tokens=num_tokens, max_target_length=length)
         compute = partial(translation_logits, module, pixels[0].numpy(), target)
         found = compute()
@@ -265,7 +284,7 @@ def _length(folder: ModelFolder, writer: nn.Module) -> tuple[int, tuple[str, ...
         SourceError: More are asked for than it takes.
     """
     decoder = cast("Any", writer).get_decoder()
-    most = int(cast("Any", writer).config.max_position_embeddings) - _first_position(decoder)
+    most = int(cast("Any", writer).config.max_position_embeddings) - first_position(decoder)
     asked = folder.options.max_length
     if asked is not None and asked > most:
         raise SourceError(f"{folder.path}: --max-length {asked}: the model writes {most} tokens")

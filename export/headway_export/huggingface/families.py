@@ -263,6 +263,12 @@ EXPORTED: Final = (
         compared="texts equal `generate`, greedy and with four beams",
     ),
     Families(
+        kind="",
+        names="an encoder and a decoder of two families: BERT or RoBERTa, with BERT, RoBERTa or GPT-2 (BERT2BERT)",
+        task="`text_to_text`",
+        compared=_LOGITS,
+    ),
+    Families(
         kind="speech",
         names="Whisper, multilingual and English",
         task="`transcription` ([speech.md](speech.md))",
@@ -429,6 +435,7 @@ REFUSALS: Final = (
 
 OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForPreTraining": "has the heads that it was trained with first",
+    "SpeechEncoderDecoderModel": "writes texts by an encoder and a decoder of two families",
     "ForNextSentencePrediction": "tells whether one sentence follows another",
     "ForTableQuestionAnswering": "finds answers in a table",
     "ForDocumentQuestionAnswering": "finds answers in a document",
@@ -457,7 +464,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForVideoClassification": "classifies videos",
     "ForPrediction": "forecasts series",
     "ForTimeSeriesPrediction": "forecasts series",
-    "EncoderDecoderModel": "writes texts by an encoder and a decoder of two families",
 }
 """What models do that no task of this command does, by what the names of their architectures end with."""
 
@@ -490,7 +496,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
-    "texts": ("Encoder Decoder", "InternLM2"),
+    "texts": ("InternLM2",),
 }  # fmt: skip
 """Of these, those that this command does not read, by what they are for."""
 

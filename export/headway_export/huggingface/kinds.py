@@ -58,6 +58,7 @@ from headway_export.huggingface.settings import folder_notes, length_notes, trun
 from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.static import read_static, static_part
+from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
 from headway_export.huggingface.vision_language import read_seeing_decoder
@@ -93,6 +94,8 @@ def read_scorer(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     return read_reranker(folder) if is_decoder else read_classifier(folder)
 
 
+_ENDINGS: Final = ("For", "LMHead")
+"""What heads begin with that any family may have; other heads are whole names of architectures."""
 KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_seeing_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
@@ -106,6 +109,7 @@ KINDS: Final = (
         read=read_captioner,
     ),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
+    Kind(task=Task.TEXT_TO_TEXT, heads=PAIRS, is_encoder_decoder=True, read=read_text_pair),
     Kind(
         task=Task.TEXT_CLASSIFICATION,
         heads=("ForSequenceClassification",),
@@ -499,8 +503,13 @@ def _kind_of(path: Path, content: Mapping[str, Any], asked: str | None) -> Kind:
 
 
 def _kind_named(architecture: str) -> Kind | None:
-    """Returns the kind of an architecture; the longest head decides, since one may end with another."""
-    heads = {head: kind for kind in KINDS for head in kind.heads if architecture.endswith(head)}
+    """Returns the kind of an architecture: by its whole name, or by the longest head that it ends with."""
+    heads = {
+        head: kind
+        for kind in KINDS
+        for head in kind.heads
+        if architecture == head or (head.startswith(_ENDINGS) and architecture.endswith(head))
+    }
     return heads[max(heads, key=len)] if heads else None
 
 
