@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, TrigonometricSchedule, draw_noise, mix
 from headway_server.diffusion.samplers import guide
 
 SHAPE = (4, 3, 3)
@@ -66,8 +66,16 @@ REFERENCES = {
 }
 
 
-def sample(sampler, latent, times, velocity_of):
-    trajectory = Trajectory(latent, times, sampler)
+def even_steps(num_steps, sampler=DiffusionSampler.DDIM, strength=1.0):
+    return TrigonometricSchedule().steps(num_steps, sampler).last(strength)
+
+
+def times_of(steps):
+    return [point.time for point in steps.points]
+
+
+def sample(latent, steps, velocity_of):
+    trajectory = Trajectory(latent, steps)
     while not trajectory.is_finished:
         trajectory.advance(velocity_of(trajectory.latent, trajectory.time).astype(np.float32))
     return trajectory.latent
@@ -76,9 +84,9 @@ def sample(sampler, latent, times, velocity_of):
 @pytest.mark.parametrize("sampler", DiffusionSampler)
 @pytest.mark.parametrize(("num_steps", "strength"), [(1, 1.0), (2, 1.0), (7, 1.0), (20, 1.0), (10, 0.4)])
 def test_a_sampler_makes_the_steps_of_its_paper(sampler, num_steps, strength):
-    times, noise = step_times(num_steps, strength), draw_noise(3, SHAPE)
-    expected = REFERENCES[sampler](noise.astype(np.float64), times, of_gaussian)
-    np.testing.assert_allclose(sample(sampler, noise, times, of_gaussian), expected, atol=2e-5)
+    steps, noise = even_steps(num_steps, sampler, strength), draw_noise(3, SHAPE)
+    expected = REFERENCES[sampler](noise.astype(np.float64), times_of(steps), of_gaussian)
+    np.testing.assert_allclose(sample(noise, steps, of_gaussian), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +97,7 @@ def test_where_all_images_are_one_it_is_found_in_any_number_of_steps(sampler, bo
         return of_gaussian(latent, time, deviation=0.0, mean=0.7)
 
     for num_steps in (1, 2, 5):
-        found = sample(sampler, draw_noise(1, SHAPE), step_times(num_steps), velocity_of)
+        found = sample(draw_noise(1, SHAPE), even_steps(num_steps, sampler), velocity_of)
         np.testing.assert_allclose(found, 0.7, atol=bound)
 
 
@@ -97,7 +105,7 @@ def test_the_second_order_needs_fewer_steps_than_the_first():
     noise = draw_noise(5, SHAPE)
     exact = 0.3 + 0.5 * noise  # the flow keeps the place of a number in its normal distribution
     errors = {
-        sampler: [np.abs(sample(sampler, noise, step_times(count), of_gaussian) - exact).max() for count in (8, 32)]
+        sampler: [np.abs(sample(noise, even_steps(count, sampler), of_gaussian) - exact).max() for count in (8, 32)]
         for sampler in DiffusionSampler
     }
     assert errors[DiffusionSampler.DPM_SOLVER_PP_2M][0] < errors[DiffusionSampler.DDIM][0]
@@ -106,9 +114,9 @@ def test_the_second_order_needs_fewer_steps_than_the_first():
 
 
 def test_steps_of_an_image_are_the_last_ones_and_at_least_one():
-    assert step_times(4) == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert step_times(4, 0.5) == [0.5, 0.25, 0.0]
-    assert step_times(4, 0.01) == [0.25, 0.0]
+    assert times_of(even_steps(4)) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert times_of(even_steps(4, strength=0.5)) == [0.5, 0.25, 0.0]
+    assert times_of(even_steps(4, strength=0.01)) == [0.25, 0.0]
 
 
 def test_noise_follows_from_its_seed_alone():
@@ -131,7 +139,8 @@ def test_guidance_goes_on_from_what_is_not_wanted_to_what_is():
 def test_a_kept_area_ends_as_it_was(sampler):
     image, noise = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
     kept = PreservedArea(is_preserved=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)
-    trajectory = Trajectory(mix(image, noise, 1.0), step_times(5), sampler, kept)
+    steps = even_steps(5, sampler)
+    trajectory = Trajectory(mix(image, noise, steps.points[0]), steps, kept)
     while not trajectory.is_finished:
         trajectory.advance(of_gaussian(trajectory.latent, trajectory.time).astype(np.float32))
     np.testing.assert_array_equal(trajectory.latent[:, :, ::2], image[:, :, ::2])
