@@ -33,6 +33,7 @@ from headway_server.bundles import (
     AudioPreprocessing,
     ClassificationScheme,
     Detection,
+    Diffusion,
     ImagePreprocessing,
     ImagePrompt,
     Languages,
@@ -180,6 +181,8 @@ class ExportSource:
     """How images stand in the prompts of a generation model; None: it reads none."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
+    diffusion: Diffusion | None = None
+    """How a published model draws; None: it draws as the kit's own do, or not at all."""
     audio_preprocessing: AudioPreprocessing | None = None
     codec: AudioCodec | None = None
     speech: SpeechTokens | None = None
