@@ -29,17 +29,31 @@ PIXELS = tiny_diffusers.SIDE << tiny_diffusers.HALVINGS
 LEVELS = 2
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_diffusers.write_stable_diffusion(tmp_path_factory.mktemp("pipelines") / "stable-diffusion")
+MODELS = {
+    "stable-diffusion": tiny_diffusers.write_stable_diffusion,
+    "dit": tiny_diffusers.write_dit,
+    "pixart": tiny_diffusers.write_pixart,
+}
 
 
 @pytest.fixture(scope="module")
-def store(folder, tmp_path_factory):
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pipelines")
+    return {name: write(root / name) for name, write in MODELS.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(folders):
+    return folders["stable-diffusion"]
+
+
+@pytest.fixture(scope="module")
+def store(folders, tmp_path_factory):
     made = tmp_path_factory.mktemp("store")
-    precisions = ("--precision", "fp32", "--precision", "int8")
-    result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(made), *precisions])
-    assert result.exit_code == 0, result.output
+    for name, folder in folders.items():
+        more = ("--precision", "fp32", "--precision", "int8") if name == "stable-diffusion" else ()
+        result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(made), *more])
+        assert result.exit_code == 0, f"{name}: {result.output}"
     return made
 
 
@@ -80,6 +94,10 @@ def served(answer):
     return levels(Image.open(io.BytesIO(answer.png)))
 
 
+def generate(client, prompt, model="stable-diffusion", **options):
+    return client.generate_image(prompt, model=model, **options)
+
+
 def picture():
     return Image.fromarray(np.random.default_rng(5).integers(0, 256, (PIXELS, PIXELS, 3)).astype(np.uint8))
 
@@ -101,19 +119,19 @@ def test_an_image_is_that_of_the_pipeline(client, pipeline, sampler, call):
         guidance_scale=guidance,
         latents=noise_of(11),
     ).images[0]
-    [found] = client.generate_image(
-        prompt, negative_prompt=negative, step_count=steps, guidance_scale=guidance, sampler=sampler, seed=11
+    [found] = generate(
+        client, prompt, negative_prompt=negative, step_count=steps, guidance_scale=guidance, sampler=sampler, seed=11
     )
     assert levels(exact).std() > 5
     assert np.abs(served(found) - levels(exact)).max() <= LEVELS
 
 
 def test_the_scheduler_of_the_folder_is_the_default(client):
-    [plain], [named] = (
-        client.generate_image("cat", step_count=5, seed=3, **more) for more in ({}, {"sampler": "ddim"})
-    )
+    asked = {"step_count": 5, "seed": 3}
+    [plain] = generate(client, "cat", **asked)
+    [named] = generate(client, "cat", **asked, sampler="ddim")
+    [other] = generate(client, "cat", **asked, sampler="euler")
     assert plain.png == named.png
-    [other] = client.generate_image("cat", step_count=5, seed=3, sampler="euler")
     assert other.png != plain.png
 
 
@@ -124,8 +142,8 @@ def test_an_edited_image_is_that_of_the_pipeline(client, pipeline, sampler, monk
     exact = with_sampler(pipeline, sampler, kind)(
         "red", image=picture(), strength=0.5, num_inference_steps=10, guidance_scale=3.0
     ).images[0]
-    [found] = client.generate_image(
-        "red", image=file_of(picture()), strength=0.5, step_count=10, guidance_scale=3, sampler=sampler, seed=2
+    [found] = generate(
+        client, "red", image=file_of(picture()), strength=0.5, step_count=10, guidance_scale=3, sampler=sampler, seed=2
     )
     assert np.abs(served(found) - levels(exact)).max() <= LEVELS
 
@@ -144,7 +162,8 @@ def test_a_painted_area_is_that_of_the_pipeline(client, pipeline):
         guidance_scale=3.0,
         latents=noise_of(4),
     ).images[0]
-    [found] = client.generate_image(
+    [found] = generate(
+        client,
         "cat",
         image=file_of(picture()),
         mask=file_of(Image.fromarray(mask)),
@@ -159,12 +178,11 @@ def test_a_painted_area_is_that_of_the_pipeline(client, pipeline):
 
 def test_a_prompt_of_more_tokens_is_told_its_limit(client):
     with pytest.raises(Exception, match=f"the model reads at most {tiny_diffusers.LENGTH}; shorten it"):
-        client.generate_image("x" * 200)
+        generate(client, "x" * 200)
 
 
 def test_both_variants_are_proved(store):
-    [name] = store.iterdir()
-    bundle = open_bundle(name / "1")
+    bundle = open_bundle(store / "stable-diffusion" / "1")
     manifest = bundle.manifest
     assert manifest.diffusion.model_dump(include={"schedule", "prediction", "condition", "sampler"}) == {
         "schedule": "discrete",
@@ -177,3 +195,35 @@ def test_both_variants_are_proved(store):
     assert fp32.parity.max_relative_logit_error < 1e-4
     assert int8.agreement.figures["mean_cosine"] > 0.99
     assert "A prompt is any text of at most 77 tokens." in (bundle.path / "README.md").read_text()
+
+
+def test_a_label_is_drawn_as_by_the_pipeline(client, folders, monkeypatch):
+    kind = diffusers.DiTPipeline
+    monkeypatch.setitem(kind.__call__.__globals__, "randn_tensor", lambda *_, **__: noise_of(6))
+    pipeline = kind.from_pretrained(folders["dit"])
+    pipeline.set_progress_bar_config(disable=True)
+    for label in (0, 999):
+        exact = pipeline([label], guidance_scale=4.0, num_inference_steps=10).images[0]
+        [found] = generate(client, f"Thing {label}", model="dit", guidance_scale=4, step_count=10, seed=6)
+        assert levels(exact).std() > 5
+        assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+@pytest.mark.parametrize("negative", ["", "cat"])
+def test_a_text_is_drawn_by_a_transformer_as_by_the_pipeline(client, folders, negative):
+    pipeline = diffusers.PixArtAlphaPipeline.from_pretrained(folders["pixart"])
+    pipeline.set_progress_bar_config(disable=True)
+    exact = pipeline(
+        " A Red cat ",
+        negative_prompt=negative,
+        guidance_scale=4.5,
+        num_inference_steps=10,
+        latents=noise_of(8),
+        use_resolution_binning=False,
+        clean_caption=False,
+    ).images[0]
+    [found] = generate(
+        client, " A Red cat ", model="pixart", negative_prompt=negative, guidance_scale=4.5, step_count=10, seed=8
+    )
+    assert levels(exact).std() > 5
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from safetensors import safe_open
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError
@@ -82,7 +83,9 @@ _SCHEDULERS: Final = {
 }
 _BETAS: Final = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "squared_cosine"}
 _PREDICTIONS: Final = {"epsilon": "noise", "v_prediction": "velocity", "sample": "image"}
+_MOST_TIMES: Final = 100_000
 _REFUSED_SETTINGS: Final = {
+    "clip_sample": "latents between -1 and 1 (clip_sample)",
     "trained_betas": "a list of variances (trained_betas)",
     "thresholding": "thresholds of pixels (thresholding)",
     "use_flow_sigmas": "a schedule of flows (use_flow_sigmas)",
@@ -118,7 +121,13 @@ class PublishedDiffusion(nn.Module):
     """A published model that draws images: its denoiser, its autoencoder, and its text encoder."""
 
     def __init__(
-        self, denoiser: nn.Module, autoencoder: Any, text_encoder: nn.Module, *, sizes: DrawingSizes, prediction: str
+        self,
+        denoiser: nn.Module,
+        autoencoder: Any,
+        text_encoder: nn.Module | None,
+        *,
+        sizes: DrawingSizes,
+        prediction: str,
     ) -> None:
         super().__init__()
         self.denoiser = denoiser
@@ -154,6 +163,44 @@ class UNetDenoiser(nn.Module):
         return found
 
 
+class LabelTransformer(nn.Module):
+    """The network of DiT, which may predict a variance beside the noise (learned sigma), which nothing reads."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Tensor:
+        """(B, C, S, S), (B,), (B,) -> (B, C, S, S)."""
+        found: Tensor = self.transformer(latent, timestep=timestep, class_labels=label, return_dict=False)[0]
+        return found[:, : latent.shape[1]]
+
+
+class TextTransformer(nn.Module):
+    """The network of PixArt, which may predict a variance too, and may read the size of the image."""
+
+    def __init__(self, transformer: Any, image_size: int) -> None:
+        super().__init__()
+        self.transformer = transformer
+        self.image_size = image_size
+
+    def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:
+        """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
+        sizes: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
+        if self.transformer.use_additional_conditions:
+            square = torch.ones_like(timestep).unsqueeze(1)  # (B, 1)
+            sizes = {"resolution": (square * self.image_size).expand(-1, 2), "aspect_ratio": square}
+        found: Tensor = self.transformer(
+            latent,
+            encoder_hidden_states=text,
+            encoder_attention_mask=text_mask,
+            timestep=timestep,
+            added_cond_kwargs=sizes,
+            return_dict=False,
+        )[0]
+        return found[:, : latent.shape[1]]
+
+
 class TextStates(nn.Module):
     """A text encoder of `transformers`, and whether it is told where the padding is."""
 
@@ -169,6 +216,73 @@ class TextStates(nn.Module):
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pipeline:
+    """What a pipeline is made of."""
+
+    denoiser: str
+    """Name of the part."""
+    classes: Mapping[str, tuple[str, ...]]
+    """Of each part, beside the autoencoder and the scheduler."""
+    make_denoiser: Callable[[Any, int], nn.Module]
+    """Takes the part and the pixels a side."""
+    max_length: int | None = None
+    """Tokens that a text is padded to; None: the positions of the text encoder."""
+    tells_padding: bool = False
+    """True if the text encoder is told where the padding is, whatever its configuration says."""
+    strips_texts: bool = False
+    """True if a text is made one of small letters, without space around it."""
+    mends_schedule: bool = False
+    """True if `steps_offset` is 1 and nothing is clipped, whatever the folder says."""
+
+    @property
+    def reads_texts(self) -> bool:
+        """False if it draws labels."""
+        return "text_encoder" in self.classes
+
+
+_T5: Final = {"text_encoder": ("T5EncoderModel",), "tokenizer": ("T5Tokenizer", "T5TokenizerFast")}
+_PIPELINES: Final = {
+    "StableDiffusionPipeline": _Pipeline(
+        denoiser="unet",
+        classes={
+            "unet": ("UNet2DConditionModel",),
+            "text_encoder": ("CLIPTextModel",),
+            "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+        },
+        make_denoiser=lambda unet, _: UNetDenoiser(unet),
+        mends_schedule=True,
+    ),
+    "DiTPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("DiTTransformer2DModel", "Transformer2DModel")},
+        make_denoiser=lambda transformer, _: LabelTransformer(transformer),
+    ),
+    "PixArtAlphaPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("PixArtTransformer2DModel", "Transformer2DModel"), **_T5},
+        make_denoiser=TextTransformer,
+        max_length=120,
+        tells_padding=True,
+        strips_texts=True,
+    ),
+    "PixArtSigmaPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("PixArtTransformer2DModel",), **_T5},
+        make_denoiser=TextTransformer,
+        max_length=300,
+        tells_padding=True,
+        strips_texts=True,
+    ),
+}
+"""Pipelines that are exported."""
+_SAME_PARTS: Final = {
+    "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
+    "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
+}
+"""Pipelines of the same parts, which differ in what they do with them."""
+
+
 def is_pipeline(path: Path) -> bool:
     """True of a folder that holds a pipeline."""
     return (path / PIPELINE_FILE).is_file()
@@ -182,20 +296,25 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
     """
     _check_options(path, options)
     index = _read_json(path / PIPELINE_FILE)
-    parts = _parts_of(path, index)
+    pipeline, scheduler = _pipeline_of(path, index)
     library = _diffusers(path)
     folder = ModelFolder(path=path, task=Task.IMAGE_GENERATION, config=None, options=options)
-    count = sum(_count_weights(path / part) for part in ("unet", "vae", "text_encoder"))
-    tokenizer, pad_id = _read_tokenizer(path / "tokenizer")
-    diffusion, notes = _read_schedule(path, parts["scheduler"], library)
-    configs = {part: _read_json(path / part / "config.json") for part in ("unet", "vae", "text_encoder")}
-    side = _number(path / "unet", configs["unet"], "sample_size")
+    parts = [pipeline.denoiser, "vae", *(["text_encoder"] if pipeline.reads_texts else [])]
+    count = sum(_count_weights(path / part) for part in parts)
+    diffusion, notes = _read_schedule(path, scheduler, library, pipeline)
+    configs = {part: _read_json(path / part / "config.json") for part in parts}
+    side = _number(path / pipeline.denoiser, configs[pipeline.denoiser], "sample_size")
     check_memory(str(path), count, working=working_bytes(writes=False, num_heads=8, length=side**2, vocab_size=0))
-    make = partial(_load, path, library, configs, diffusion.prediction, options)
+    if pipeline.reads_texts:
+        tokenizer, pad_id = _read_tokenizer(path / "tokenizer", strips=pipeline.strips_texts)
+        _check_tokenizer(path, tokenizer, pad_id, configs["text_encoder"])
+        of_condition: dict[str, Any] = {"tokenizer": tokenizer, "special_tokens": SpecialTokens(pad=pad_id)}
+    else:
+        of_condition = {"labels": _read_labels(path, index, configs[pipeline.denoiser])}
+    make = partial(_load, path, library, pipeline, diffusion.prediction)
     module = make()
-    _check_tokenizer(path, tokenizer, pad_id, configs["text_encoder"])
     size = module.configuration.image_size
-    if index.get("safety_checker", [None])[0] is not None:
+    if isinstance(checker := index.get("safety_checker"), list) and checker[0] is not None:
         notes += ("its safety checker is not run: images are answered as they are drawn",)
     name = str(index["_class_name"])
     return ExportSource(
@@ -207,13 +326,11 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
         license=folder.license(),
         documents=folder.documents(),
         architecture=Architecture(
-            kind=type(module.denoiser.unet).__name__,
+            kind=str(configs[pipeline.denoiser].get("_class_name")),
             parameter_count=parameter_count(module),
             configuration={"pipeline": name, "diffusers": str(library.__version__)},
         ),
         limits=limits_of(module, Task.IMAGE_GENERATION),
-        tokenizer=tokenizer,
-        special_tokens=SpecialTokens(pad=pad_id),
         image_preprocessing=ImagePreprocessing(
             height=size,
             width=size,
@@ -224,6 +341,7 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
             std=(0.5, 0.5, 0.5),
         ),
         diffusion=diffusion,
+        **of_condition,
     ), notes
 
 
@@ -282,49 +400,29 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-_PIPELINES: Final = {
-    "StableDiffusionPipeline": {
-        "unet": ("UNet2DConditionModel",),
-        "vae": ("AutoencoderKL",),
-        "text_encoder": ("CLIPTextModel",),
-        "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
-        "scheduler": tuple(_SCHEDULERS),
-    }
-}
-"""The parts of each pipeline that is exported, and their classes."""
-_SAME_PARTS: Final = {
-    "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
-    "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
-}
-"""Pipelines of the same parts, which differ in what they do with them."""
-
-
-def _parts_of(path: Path, index: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the class of each part.
+def _pipeline_of(path: Path, index: Mapping[str, Any]) -> tuple[_Pipeline, str]:
+    """Returns what a pipeline is, and the class of its scheduler.
 
     Raises:
         SourceError: The pipeline is none that is exported, or a part is of another class.
     """
     name = str(index.get("_class_name"))
-    known = _PIPELINES.get(_SAME_PARTS.get(name, name))
-    if known is None:
-        why = next((f"it {said}" for part, said in _OTHER_PIPELINES.items() if part in name), "")
+    pipeline = _PIPELINES.get(_SAME_PARTS.get(name, name))
+    if pipeline is None:
+        why = next((f": it {said}" for part, said in _OTHER_PIPELINES.items() if part in name), "")
         raise SourceError(
-            f"{path}: is a pipeline {name[:80]}, which is not exported{why and ': '}{why}; those that are: "
+            f"{path}: is a pipeline {name[:80]}, which is not exported{why}; those that are: "
             f"{', '.join((*_PIPELINES, *_SAME_PARTS))}"
         )
-    parts = {}
-    for part, classes in known.items():
+    found = ""
+    for part, classes in (*pipeline.classes.items(), ("vae", ("AutoencoderKL",)), ("scheduler", tuple(_SCHEDULERS))):
         entry = index.get(part)
-        found = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+        found = str(entry[1] if isinstance(entry, list) and len(entry) == 2 else None)
         if found not in classes:
-            raise SourceError(
-                f"{path}: its {part} is {str(found)[:80]}, and {name} is exported with {' or '.join(classes)}"
-            )
-        parts[part] = str(found)
+            raise SourceError(f"{path}: its {part} is {found[:80]}, and {name} is exported with {' or '.join(classes)}")
     if isinstance(adapter := index.get("image_encoder"), list) and adapter[0] is not None:
         raise SourceError(f"{path}: has an image encoder beside its text encoder (an IP-Adapter), which no call gives")
-    return parts
+    return pipeline, found
 
 
 # Weights
@@ -361,46 +459,43 @@ def _count_weights(folder: Path) -> int:
     return count
 
 
-def _load(
-    path: Path,
-    library: Any,
-    configs: Mapping[str, Mapping[str, Any]],
-    prediction: str,
-    options: FolderOptions,  # noqa: ARG001
-) -> PublishedDiffusion:
+def _load(path: Path, library: Any, pipeline: _Pipeline, prediction: str) -> PublishedDiffusion:
     """Loads the parts, in fp32.
 
     Raises:
         SourceError: They cannot be read, or do not fit each other.
     """
-    import transformers  # noqa: PLC0415
-
-    unet = _load_part(path / "unet", library.UNet2DConditionModel)
+    classes = pipeline.classes[pipeline.denoiser]
+    denoiser = _load_part(path / pipeline.denoiser, getattr(library, classes[0]))
     autoencoder = _load_part(path / "vae", library.AutoencoderKL)
-    text_encoder = _load_part(path / "text_encoder", transformers.CLIPTextModel)
-    _check_unet(path / "unet", unet.config)
-    text = text_encoder.config
-    halvings = len(autoencoder.config.block_out_channels) - 1
-    channels, side = unet.config.in_channels, unet.config.sample_size
+    _check_denoiser(path / pipeline.denoiser, denoiser.config)
+    text_encoder, text = None, None
+    if pipeline.reads_texts:
+        text_encoder = _load_part(path / "text_encoder", getattr(transformers, pipeline.classes["text_encoder"][0]))
+        text = text_encoder.config
+    channels, side = denoiser.config.in_channels, denoiser.config.sample_size
+    width = getattr(denoiser.config, "caption_channels", None) or getattr(denoiser.config, "cross_attention_dim", None)
+    predicted = denoiser.config.out_channels
+    has_variance = pipeline.denoiser == "transformer" and predicted == 2 * channels
     for what, found, expected in (
         ("reads latents of {} channels", channels, autoencoder.config.latent_channels),
-        ("predicts {} channels", unet.config.out_channels, channels),
-        ("attends to states of width {}", unet.config.cross_attention_dim, text.hidden_size),
+        ("predicts {} channels", channels if has_variance else predicted, channels),
+        ("attends to states of width {}", width if text else None, text.hidden_size if text else None),
     ):
         if found != expected:
             also = ": it is for inpainting with the mask among its inputs" if found == 9 else ""
-            raise SourceError(f"{path}: its unet {what.format(found)}, and {expected} are expected{also}")
-    reads_mask = bool(configs["text_encoder"].get("use_attention_mask"))
+            raise SourceError(f"{path}: its {pipeline.denoiser} {what.format(found)}, not {expected}{also}")
     sizes = DrawingSizes(
         latent_shape=(channels, side, side),
-        image_size=side << halvings,
-        max_length=text.max_position_embeddings,
-        d_model=text.hidden_size,
+        image_size=side << (len(autoencoder.config.block_out_channels) - 1),
+        max_length=(pipeline.max_length or text.max_position_embeddings) if text else 0,
+        d_model=text.hidden_size if text else 0,
     )
+    reads_mask = pipeline.tells_padding or bool(getattr(text, "use_attention_mask", False))
     module = PublishedDiffusion(
-        UNetDenoiser(unet),
+        pipeline.make_denoiser(denoiser, sizes.image_size),
         autoencoder,
-        TextStates(text_encoder, reads_mask=reads_mask),
+        None if text_encoder is None else TextStates(text_encoder, reads_mask=reads_mask),
         sizes=sizes,
         prediction=prediction,
     )
@@ -437,7 +532,7 @@ def _load_part(folder: Path, part: Any) -> Any:
     return model
 
 
-_PLAIN_UNET: Final = (
+_PLAIN: Final = (
     "class_embed_type",
     "addition_embed_type",
     "encoder_hid_dim",
@@ -445,16 +540,16 @@ _PLAIN_UNET: Final = (
     "time_cond_proj_dim",
     "num_class_embeds",
 )
-"""Settings of a UNet that reads more than a latent, a time and a text."""
+"""Settings of a denoiser that reads more than a latent, a time and what is drawn."""
 
 
-def _check_unet(folder: Path, config: Any) -> None:
-    """Checks that a UNet reads nothing else.
+def _check_denoiser(folder: Path, config: Any) -> None:
+    """Checks that a denoiser reads nothing else.
 
     Raises:
         SourceError: It does.
     """
-    for name in _PLAIN_UNET:
+    for name in _PLAIN:
         if getattr(config, name, None) is not None:
             raise SourceError(f"{folder}: has {name} {getattr(config, name)}, an input that no call gives")
 
@@ -469,8 +564,8 @@ def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
 # Tokenizer
 
 
-def _read_tokenizer(folder: Path) -> tuple[Tokenizer, int]:
-    """Returns a tokenizer and its padding token.
+def _read_tokenizer(folder: Path, *, strips: bool) -> tuple[Tokenizer, int]:
+    """Returns a tokenizer and its padding token; one that `strips` makes a text one of small letters first.
 
     Raises:
         SourceError: It cannot be read.
@@ -479,7 +574,11 @@ def _read_tokenizer(folder: Path) -> tuple[Tokenizer, int]:
         read = open_tokenizer(folder)
     if not hasattr(read, "backend_tokenizer") or read.pad_token_id is None:
         raise SourceError(f"{folder}: is no tokenizer that can be written as tokenizer.json, or has no padding token")
-    return plain_tokenizer(read), int(read.pad_token_id)
+    tokenizer = plain_tokenizer(read)
+    if strips:
+        steps = [normalizers.Lowercase(), normalizers.Strip(), tokenizer.normalizer]
+        tokenizer.normalizer = normalizers.Sequence([step for step in steps if step is not None])
+    return tokenizer, int(read.pad_token_id)
 
 
 def _check_tokenizer(path: Path, tokenizer: Tokenizer, pad_id: int, config: Mapping[str, Any]) -> None:
@@ -496,10 +595,30 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, pad_id: int, config: Mapp
         )
 
 
+# Labels
+
+
+def _read_labels(path: Path, index: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the labels of a model that draws such.
+
+    Raises:
+        SourceError: They are not those of the model.
+    """
+    file, stated, count = path / PIPELINE_FILE, index.get("id2label"), config.get("num_embeds_ada_norm")
+    if not isinstance(stated, dict) or {str(number) for number in range(len(stated))} != set(stated):
+        raise SourceError(f"{file}: id2label does not name the labels from 0 on")
+    if len(stated) != count:
+        raise SourceError(f"{file}: id2label has {len(stated)} labels, and the model {str(count)[:20]}")
+    labels = [str(stated[str(number)]) for number in range(len(stated))]
+    return tuple(
+        label if labels.index(label) == number else f"{label} ({number})" for number, label in enumerate(labels)
+    )
+
+
 # Schedule
 
 
-def _read_schedule(path: Path, name: str, library: Any) -> tuple[Diffusion, tuple[str, ...]]:
+def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> tuple[Diffusion, tuple[str, ...]]:
     """Returns the noise schedule and the sampler, and notes.
 
     Raises:
@@ -507,10 +626,13 @@ def _read_schedule(path: Path, name: str, library: Any) -> tuple[Diffusion, tupl
     """
     file = path / "scheduler" / "scheduler_config.json"
     content, ours = _read_json(file), _SCHEDULERS[name]
+    count = content.get("num_train_timesteps", 1000)
+    if not isinstance(count, int) or not 1 <= count <= _MOST_TIMES:  # the library makes arrays of as many
+        raise SourceError(f"{file}: num_train_timesteps is {str(count)[:40]}; it is at most {_MOST_TIMES}")
     with _refusing(file), quiet():
         stated = dict(getattr(library, name).from_config(content).config)
     for setting, what in _REFUSED_SETTINGS.items():
-        if stated.get(setting):
+        if stated.get(setting) and not (setting == "clip_sample" and pipeline.mends_schedule):
             raise SourceError(f"{file}: asks for {what}, which is not computed")
     betas, prediction = (
         _BETAS.get(str(stated.get("beta_schedule"))),
@@ -528,6 +650,8 @@ def _read_schedule(path: Path, name: str, library: Any) -> tuple[Diffusion, tupl
         for setting, expected in _EXPECTED_SETTINGS.items()
         if ours.is_same and setting in stated and stated[setting] not in (expected, None)
     ]
+    if ours.sampler == "ddim" and stated.get("timestep_spacing") == "linspace":  # its steps pass the next time
+        changed.append("timestep_spacing linspace")
     if not ours.is_same or changed:
         what = name if not changed else f"{name} with {', '.join(changed)}"
         notes += (f"{what} is not computed: {ours.sampler} makes the steps, at the times of the folder's schedule",)
@@ -540,8 +664,7 @@ def _read_schedule(path: Path, name: str, library: Any) -> tuple[Diffusion, tupl
                 "beta_end": stated["beta_end"],
                 "has_zero_terminal_snr": bool(stated.get("rescale_betas_zero_snr")),
                 "spacing": stated.get("timestep_spacing", "leading"),
-                # as the pipeline sets it, whatever the file says
-                "steps_offset": 1 if "steps_offset" in stated else 0,
+                "steps_offset": 1 if pipeline.mends_schedule else stated.get("steps_offset", 0),
                 "ends_at_image": bool(stated.get("set_alpha_to_one", True)),
             }
         )
@@ -550,7 +673,7 @@ def _read_schedule(path: Path, name: str, library: Any) -> tuple[Diffusion, tupl
                 "schedule": "discrete",
                 "discrete": noise,
                 "prediction": prediction,
-                "condition": "text",
+                "condition": "text" if pipeline.reads_texts else "label",
                 "sampler": ours.sampler,
             }
         ), notes

@@ -6,8 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from headway_server.bundles import DiscreteNoise
 from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, TrigonometricSchedule, draw_noise, mix
 from headway_server.diffusion.samplers import guide
+from headway_server.diffusion.schedules import DiscreteSchedule
 
 SHAPE = (4, 3, 3)
 
@@ -117,6 +119,53 @@ def test_steps_of_an_image_are_the_last_ones_and_at_least_one():
     assert times_of(even_steps(4)) == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert times_of(even_steps(4, strength=0.5)) == [0.5, 0.25, 0.0]
     assert times_of(even_steps(4, strength=0.01)) == [0.25, 0.0]
+
+
+DISCRETE = DiscreteNoise(
+    num_train_steps=1000, betas="scaled_linear", beta_start=0.00085, beta_end=0.012, spacing="leading", steps_offset=1
+)
+
+
+@pytest.mark.parametrize("prediction", ["velocity", "noise", "image"])
+@pytest.mark.parametrize("sampler", DiffusionSampler)
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+def test_whatever_is_predicted_leads_to_the_one_image_that_there_is(spacing, sampler, prediction):
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"spacing": spacing}))
+    steps, noise = schedule.steps(7, sampler), draw_noise(1, SHAPE)
+    trajectory = Trajectory(noise * np.float32(steps.noise_scale), steps, prediction=prediction)
+    while not trajectory.is_finished:
+        point = schedule.point(trajectory.time)
+        exact = (trajectory.latent - point.signal * 0.7) / point.noise
+        predicted = {"velocity": point.signal * exact - point.noise * 0.7, "noise": exact, "image": 0 * exact + 0.7}
+        trajectory.advance(predicted[prediction].astype(np.float32))
+    np.testing.assert_allclose(trajectory.latent, 0.7, atol=2e-5)
+
+
+def test_times_of_a_discrete_schedule_are_spaced_as_they_are_called():
+    def times(spacing, sampler, count=4):
+        return times_of(DiscreteSchedule(DISCRETE.model_copy(update={"spacing": spacing})).steps(count, sampler))
+
+    ddim, euler, solver = DiffusionSampler.DDIM, DiffusionSampler.EULER, DiffusionSampler.DPM_SOLVER_PP_2M
+    assert times("leading", ddim) == times("leading", euler) == [751, 501, 251, 1, 0]
+    assert times("leading", solver) == [801, 601, 401, 201, 0]
+    assert times("trailing", ddim) == times("trailing", euler) == times("trailing", solver) == [999, 749, 499, 249, 0]
+    assert times("linspace", euler, 3) == [999, 499.5, 0, 0]
+    assert times("linspace", solver, 2) == [999, 500, 0]
+    assert times("linspace", ddim, 1) == [999, 0]
+
+
+def test_a_schedule_without_signal_at_its_end_begins_with_noise():
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"has_zero_terminal_snr": True, "spacing": "trailing"}))
+    first, *_ = schedule.steps(5, DiffusionSampler.DDIM).points
+    assert first.signal < 1e-3
+    assert DiscreteSchedule(DISCRETE).point(999).signal > 0.05
+
+
+def test_ddim_ends_where_the_publisher_has_it():
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"ends_at_image": False}))
+    ends = {sampler: schedule.steps(5, sampler).points[-1].noise for sampler in DiffusionSampler}
+    assert ends.pop(DiffusionSampler.DDIM) == pytest.approx(0.00085**0.5)
+    assert set(ends.values()) == {0.0}
 
 
 def test_noise_follows_from_its_seed_alone():
