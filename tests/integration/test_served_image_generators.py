@@ -32,7 +32,6 @@ LEVELS = 2
 MODELS = {
     "stable-diffusion": tiny_diffusers.write_stable_diffusion,
     "dit": tiny_diffusers.write_dit,
-    "pixart": tiny_diffusers.write_pixart,
 }
 
 
@@ -207,23 +206,3 @@ def test_a_label_is_drawn_as_by_the_pipeline(client, folders, monkeypatch):
         [found] = generate(client, f"Thing {label}", model="dit", guidance_scale=4, step_count=10, seed=6)
         assert levels(exact).std() > 5
         assert np.abs(served(found) - levels(exact)).max() <= LEVELS
-
-
-@pytest.mark.parametrize("negative", ["", "cat"])
-def test_a_text_is_drawn_by_a_transformer_as_by_the_pipeline(client, folders, negative):
-    pipeline = diffusers.PixArtAlphaPipeline.from_pretrained(folders["pixart"])
-    pipeline.set_progress_bar_config(disable=True)
-    exact = pipeline(
-        " A Red cat ",
-        negative_prompt=negative,
-        guidance_scale=4.5,
-        num_inference_steps=10,
-        latents=noise_of(8),
-        use_resolution_binning=False,
-        clean_caption=False,
-    ).images[0]
-    [found] = generate(
-        client, " A Red cat ", model="pixart", negative_prompt=negative, guidance_scale=4.5, step_count=10, seed=8
-    )
-    assert levels(exact).std() > 5
-    assert np.abs(served(found) - levels(exact)).max() <= LEVELS

@@ -75,41 +75,6 @@ def write_dit(folder: Path) -> Path:
     return folder
 
 
-def write_pixart(folder: Path) -> Path:
-    """Writes a pipeline of PixArt-alpha, whose denoiser reads the size of the image, as that of 1024 pixels does."""
-    import diffusers
-
-    letters = [(letter, -3.0) for letter in "\u2581abcdefghijklmnopqrstuvwxyz"]
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *letters, ("\u2581red", -1.0), ("\u2581cat", -1.0)]
-    tokenizer = transformers.T5Tokenizer(vocab=pieces, extra_ids=0)
-    config = transformers.T5Config(
-        vocab_size=len(tokenizer) + 8, d_model=WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2
-    )
-    torch.manual_seed(2)
-    transformer = diffusers.PixArtTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=24,
-        in_channels=LATENT_CHANNELS,
-        out_channels=2 * LATENT_CHANNELS,
-        num_layers=2,
-        cross_attention_dim=48,
-        sample_size=SIDE,
-        caption_channels=WIDTH,
-        use_additional_conditions=True,
-    )
-    _lively(transformer)
-    scheduler = diffusers.DPMSolverMultistepScheduler(beta_start=0.0001, beta_end=0.02, beta_schedule="linear")
-    pipeline = diffusers.PixArtAlphaPipeline(
-        tokenizer=tokenizer,
-        text_encoder=transformers.T5EncoderModel(config),
-        vae=_autoencoder(),
-        transformer=transformer,
-        scheduler=scheduler,
-    )
-    pipeline.save_pretrained(folder)
-    return folder
-
-
 def _lively(module: torch.nn.Module) -> None:
     """Makes what is zero in a new model, its gates and last layers, something."""
     with torch.no_grad():
