@@ -198,7 +198,7 @@ def test_both_variants_are_proved(store):
 
 def test_a_label_is_drawn_as_by_the_pipeline(client, folders, monkeypatch):
     kind = diffusers.DiTPipeline
-    monkeypatch.setitem(kind.__call__.__globals__, "randn_tensor", lambda *_, **__: noise_of(6))
+    monkeypatch.setitem(kind.__call__.__wrapped__.__globals__, "randn_tensor", lambda *_, **__: noise_of(6))
     pipeline = kind.from_pretrained(folders["dit"])
     pipeline.set_progress_bar_config(disable=True)
     for label in (0, 999):

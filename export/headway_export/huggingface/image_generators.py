@@ -155,6 +155,9 @@ class PublishedDiffusion(nn.Module):
         return pixels / 2 + 0.5
 
 
+_ATTENTION: Final = "scaled_dot_product_attention"
+
+
 @contextmanager
 def _operator_attention() -> Iterator[None]:
     """Lets attention without a mask be one operator in a graph that is traced, as it is called in torch.
@@ -178,16 +181,17 @@ def _operator_attention() -> Iterator[None]:
             shape=heads[0].shape,
             version=1,
         )
-        return context.unflatten(2, (query.shape[1], query.shape[3])).transpose(1, 2)
+        rows, num_heads, length, width = query.shape
+        return context.reshape(rows, length, num_heads, width).transpose(1, 2)
 
     if not torch.compiler.is_exporting():
         yield
         return
-    functional.scaled_dot_product_attention = attend
+    setattr(functional, _ATTENTION, attend)
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = plain
+        setattr(functional, _ATTENTION, plain)
 
 
 class UNetDenoiser(nn.Module):

@@ -164,7 +164,7 @@ def _squared_signals(noise: DiscreteNoise) -> NDArray[np.float64]:
             shares = (np.arange(count + 1) / count + _COSINE_OFFSET) / (1 + _COSINE_OFFSET)
             levels = np.cos(shares * math.pi / 2) ** 2
             betas = np.minimum(1 - levels[1:] / levels[:-1], _LARGEST_BETA)
-    squares: NDArray[np.float64] = np.cumprod(1 - betas)
+    squares = np.cumprod(1 - betas, dtype=np.float64)
     if noise.has_zero_terminal_snr:  # Lin et al. 2024, algorithm 1
         signals = np.sqrt(squares)
         squares = ((signals - signals[-1]) * signals[0] / (signals[0] - signals[-1])) ** 2
