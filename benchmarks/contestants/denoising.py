@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmarks.worker import serve
-from headway_server.diffusion import DiffusionSampler, Trajectory, draw_noise, step_times
+from headway_server.diffusion import DiffusionSampler, Trajectory, TrigonometricSchedule, draw_noise
 from headway_server.diffusion.samplers import guide
 from headway_training.checkpoint import Checkpoint, load_model
 from headway_training.models import LatentDiffusion
@@ -30,9 +30,8 @@ Conditions = Callable[[str], tuple[Tensor, ...]]
 def draw(model: LatentDiffusion, conditions: tuple[Tensor, ...], num_steps: int, seed: int) -> Tensor:
     """Draws an image of two rows of conditions with guidance: float32 (3, I, I), 0 to 1."""
     shape = model.configuration
-    trajectory = Trajectory(
-        draw_noise(seed, shape.latent_shape), step_times(num_steps), DiffusionSampler.DPM_SOLVER_PP_2M
-    )
+    steps = TrigonometricSchedule().steps(num_steps, DiffusionSampler.DPM_SOLVER_PP_2M)
+    trajectory = Trajectory(draw_noise(seed, shape.latent_shape), steps)
     while not trajectory.is_finished:
         latent = torch.from_numpy(trajectory.latent)[None].expand(2, -1, -1, -1)
         found, other = model.denoiser(latent, torch.full((2,), trajectory.time), *conditions).numpy()

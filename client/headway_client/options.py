@@ -463,9 +463,7 @@ class _ImageGenerationOptions(ModelOptions, total=False):
     negative_prompt: Annotated[str | None, "Negative prompt, of the same kind as the prompt. Default: none."]
     step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
     guidance_scale: Annotated[float | None, "Guidance scale, 1 to 30. Default: 3."]
-    sampler: Annotated[
-        DiffusionSampler | str | None, "Sampler: ddim, dpm_solver_pp_2m or euler. Default: dpm_solver_pp_2m."
-    ]
+    sampler: Annotated[DiffusionSampler | str | None, "Sampler: ddim, dpm_solver_pp_2m or euler. Default: the model's."]
     seed: Annotated[int | None, "Seed of the noise, which gives the same image again. Default: drawn by the server."]
     strength: Annotated[float | None, "Strength of an edit: share of the steps to run. Default: 0.8, or 1 with a mask."]
     image: Annotated[bytes | str | os.PathLike[str] | None, "Image to edit, as bytes or by path."]

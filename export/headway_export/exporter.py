@@ -147,7 +147,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
 
 def _check_source(source: ExportSource) -> None:
     exported = task_of(source.task)
-    if exported.needs_evaluation and source.evaluation is None:
+    if exported.needs_evaluation and source.evaluation is None and source.diffusion is None:
         raise SourceError(f"{source.name}: its checkpoint carries no evaluation data; {source.task} needs some")
     exported.check_source(source)
     if source.chat_template is not None:

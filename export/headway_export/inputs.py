@@ -76,8 +76,6 @@ class Inputs:
     """Of a model that writes."""
     items: tuple[Tensors, ...] = ()
     """Of a model without state."""
-    prompts: tuple[Any, ...] = ()
-    """What each item shows, of a model that draws images: labels' numbers or texts."""
 
     def __len__(self) -> int:
         """The number of inputs."""

@@ -34,6 +34,7 @@ from headway_server.bundles import (
     ClassificationScheme,
     Ctc,
     Detection,
+    Diffusion,
     ImagePreprocessing,
     ImagePrompt,
     Languages,
@@ -197,6 +198,8 @@ class ExportSource:
     """How the outputs of a detector become objects."""
     segmentation: Segmentation | None = None
     """How prompts of a segmentation model are answered; None: the manifest's defaults."""
+    diffusion: Diffusion | None = None
+    """How a published model draws; None: it draws as the kit's own do, or not at all."""
     audio_preprocessing: AudioPreprocessing | None = None
     sound: SoundPreprocessing | None = None
     """How audio is prepared for a model without a decoder."""

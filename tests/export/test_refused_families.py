@@ -122,7 +122,7 @@ def test_what_no_task_does_is_said(tmp_path, head):
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model_index.json": "{}"}, "has no config.json, so it is no model folder of transformers, but a pipeline of"),
+        ({"model_index.json": "{}"}, "is a pipeline None, which is not exported; those that are: Stable"),
         ({"params.json": "{}"}, "but weights as their makers keep them"),
         ({"config.json": '{"architecture": "resnet18"}'}, "states no model_type, so it is of another library"),
         (

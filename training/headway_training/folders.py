@@ -30,7 +30,7 @@ _ADAPTER_FILE: Final = "adapter_config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
 _OTHER_FOLDERS: Final = {
-    "model_index.json": ", but a pipeline of diffusers, which is not exported",
+    "model_index.json": ", but a pipeline of diffusers, which `headway-export hf FOLDER` reads from a folder",
     "open_clip_config.json": ", but a model of open_clip, which is not exported, if there is no folder of transformers",
     "consolidated.safetensors": ", but weights as their makers keep them; fetch the folder of transformers",
     "params.json": ", but weights as their makers keep them; fetch the folder of transformers",

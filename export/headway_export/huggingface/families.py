@@ -245,6 +245,12 @@ EXPORTED: Final = (
         compared="masks, within a pixel in a thousand; predicted IoU, within 1e-4",
     ),
     Families(
+        kind="image generators",
+        names="Stable Diffusion, DiT, as folders of diffusers",
+        task="`image_generation` ([image-generation.md](image-generation.md#published-models))",
+        compared="images of the pipelines for the same noise, within 2 levels of 255",
+    ),
+    Families(
         kind="two towers",
         names="CLIP, SigLIP, SigLIP 2 of a fixed size",
         task="`image_embedding` and `text_embedding` in one space",

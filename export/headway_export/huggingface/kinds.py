@@ -39,6 +39,7 @@ from headway_export.huggingface.folder import (
 )
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
 from headway_export.huggingface.hub import HubModel, parse_id
+from headway_export.huggingface.image_generators import is_pipeline, read_pipeline
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.late_interaction import compares_tokens, read_late_interaction
 from headway_export.huggingface.mask_fillers import read_mask_filler
@@ -163,6 +164,9 @@ def sources_from_folder(
         return _merged(adapter, options, tell)
     _check_base(path, options)
     with in_a_sentence(str(path)):
+        if is_pipeline(path):
+            source, notes = read_pipeline(path, options)
+            return options.given.add_to((source,)), notes
         if (part := static_part(path)) is not None:
             source, notes = read_static(path, part, options)
             return options.given.add_to((source,)), notes

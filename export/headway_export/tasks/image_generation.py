@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.agreement import Rows
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
 from headway_export.graphs import Outputs, float_dtype
-from headway_export.inputs import NUM_MASKED, Inputs, affordable, image_positions, places
+from headway_export.inputs import NUM_MASKED, Draw, Inputs, affordable, evenly, image_positions, places
 from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
 from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
@@ -21,10 +22,56 @@ from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask, Metric
 from headway_export.tracing import Traceable, TracedGraph, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import Diffusion, Limits, Manifest, demanded
-from headway_server.diffusion import mix
+from headway_server.diffusion import Schedule, mix, schedule_of
 from headway_server.tasks.image_generation.prompts import text_row
-from headway_training.models import LatentDiffusion
 from headway_training.tasks.diffusion import measured_noise
+
+_MOST_SIDE: Final = 256
+"""Pixels a side of images that several are compared of: a row of a larger one takes seconds."""
+NUM_DRAWN: Final = (16, 64)
+"""Noisy latents that judge without evaluation data."""
+
+
+class DrawingShape(Protocol):
+    """Sizes of a model that draws."""
+
+    @property
+    def latent_shape(self) -> tuple[int, int, int]:
+        """Channels, and sides."""
+
+    @property
+    def image_size(self) -> int:
+        """Pixels a side."""
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that a text is padded to; 0: labels are drawn."""
+
+    @property
+    def d_model(self) -> int:
+        """Width of a token's states."""
+
+
+class DrawingModel(Protocol):
+    """A model that draws: the kit's `LatentDiffusion`, or a published one."""
+
+    @property
+    def configuration(self) -> DrawingShape:
+        """Its sizes."""
+
+    @property
+    def denoiser(self) -> nn.Module:
+        """(B, C, S, S), times (B,), and (B,) labels or (B, T, D) states and (B, T) mask -> (B, C, S, S)."""
+
+    @property
+    def text_encoder(self) -> nn.Module | None:
+        """(B, T), (B, T) -> (B, T, D)."""
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """(B, 3, I, I) -> (B, C, S, S)."""
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """(B, C, S, S) -> (B, 3, I, I)."""
 
 
 class ImageGeneration(ExportTask):
@@ -44,8 +91,8 @@ class ImageGeneration(ExportTask):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads that of texts, where such are drawn."""
-        drawn = module.configuration if isinstance(module, LatentDiffusion) else None
-        return Limits(max_input_tokens=drawn.max_length or None if drawn else None)
+        drawn: DrawingShape | None = getattr(module, "configuration", None)
+        return Limits(max_input_tokens=None if drawn is None else drawn.max_length or None)
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
         """Reads images, and their texts or labels."""
@@ -55,8 +102,11 @@ class ImageGeneration(ExportTask):
 
     def described(self, source: ExportSource) -> dict[str, Any]:
         """What is drawn, and how."""
-        condition: Literal["text", "label"] = "label" if source.tokenizer is None else "text"
-        return {"diffusion": Diffusion(schedule="trigonometric", prediction="velocity", condition=condition)}
+        return {"diffusion": diffusion_of(source)}
+
+    def output_of(self, source: ExportSource) -> str:
+        """Returns what the denoiser predicts."""
+        return diffusion_of(source).prediction
 
     def image_limits(self, manifest: Manifest) -> list[str]:
         """Says how large what it draws is, and how long a prompt may be."""
@@ -66,7 +116,7 @@ class ImageGeneration(ExportTask):
 
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces all graphs."""
-        module = cast("LatentDiffusion", asked.module)
+        module = cast("DrawingModel", asked.module)
         shape = module.configuration
         latent = make_spec("latent", "float32", "batch", *shape.latent_shape)
         pixels = make_spec("pixel_values", "float32", "batch", 3, shape.image_size, shape.image_size)
@@ -79,13 +129,13 @@ class ImageGeneration(ExportTask):
                 make_spec(name, "int64", "batch", shape.max_length)
                 for name in ("input_ids", "attention_mask", "text_mask")
             )
-            graphs = (trace_graph("text_encoder", module, DiffusionTextGraph(module), [ids, mask]),)
+            graphs = (trace_graph("text_encoder", asked.module, DiffusionTextGraph(module), [ids, mask]),)
             rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
         return TracedModel(
             graphs=(
-                trace_graph("denoiser", module, DenoiserGraph(module), rows),
-                trace_graph("vae_decoder", module, LatentDecoderGraph(module), [latent]),
-                trace_graph("vae_encoder", module, LatentEncoderGraph(module), [pixels]),
+                trace_graph("denoiser", asked.module, DenoiserGraph(module), rows),
+                trace_graph("vae_decoder", asked.module, LatentDecoderGraph(module), [latent]),
+                trace_graph("vae_encoder", asked.module, LatentEncoderGraph(module), [pixels]),
                 *graphs,
             )
         )
@@ -93,11 +143,13 @@ class ImageGeneration(ExportTask):
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
         source, graphs = candidate.source, open_diffusion(candidate)
-        module = cast("LatentDiffusion", reference.module)
+        module = cast("DrawingModel", reference.module)
         random, num_classes = np.random.default_rng(SEED), len(source.labels)
-        images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
+        is_large = module.configuration.image_size > _MOST_SIDE
+        batch_sizes = (*BATCH_SIZES[:1], 2) if is_large else BATCH_SIZES
+        images = pixel_values_of(source, sample_images(source, max(batch_sizes)))
         latents = random.standard_normal((len(images), *module.configuration.latent_shape), np.float32)
-        times = random.random(len(images), np.float32)
+        times = _times(schedule_of(diffusion_of(source)), random.random(len(images), np.float32))
         prompts: Sequence[Any] = random.integers(
             0, num_classes + 1, len(images)
         ).tolist()  # the last one stands for none
@@ -106,8 +158,8 @@ class ImageGeneration(ExportTask):
             "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
         }
         if module.text_encoder is not None:
-            assert source.evaluation is not None, "such a model is exported with some"
-            prompts = ["", *source.evaluation.texts[: len(images) - 1]]
+            texts = Draw(candidate).texts(len(images)) if source.evaluation is None else source.evaluation.texts
+            prompts = ["", *texts[: len(images) - 1]]
             prompts = [prompts[row % len(prompts)] for row in range(len(images))]
             checked["text_encoder"] = (DiffusionTextGraph(module), drawing_texts(source, prompts))
         rows: list[Tensors] = [
@@ -118,7 +170,7 @@ class ImageGeneration(ExportTask):
         ]
         checked["denoiser"] = (DenoiserGraph(module), rows)
         for role, (exact, items) in checked.items():
-            for batch_size in BATCH_SIZES:
+            for batch_size in batch_sizes[:1] if is_large and role != "denoiser" else batch_sizes:
                 some = items[:batch_size]
                 for item, found in zip(some, run_batch(graphs[role], some), strict=True):
 
@@ -128,15 +180,14 @@ class ImageGeneration(ExportTask):
 
                     numbers = {name: array.ravel() for name, array in found.items()}
                     comparison.add_outputs(numbers, f"batch {batch_size}", flat)
-        comparison.num_shapes += len(BATCH_SIZES)
+        comparison.num_shapes += len(batch_sizes)
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
-        """Yields the velocity of each latent, (1, C)."""
-        graphs = open_diffusion(candidate)
-        conditions = drawing_conditions(candidate, graphs, inputs.prompts)
-        for number, (item, condition) in enumerate(zip(inputs.items, conditions, strict=True)):
-            [found] = run_batch(graphs["denoiser"], [{**item, **condition}])
-            yield Rows(found["velocity"].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
+        """Yields what is predicted of each latent, (1, C)."""
+        graphs, output = open_diffusion(candidate), self.output_of(candidate.source)
+        for number, item in enumerate(inputs.items):
+            [found] = run_batch(graphs["denoiser"], [{**item, **_condition(graphs, item)}])
+            yield Rows(found[output].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
 
     def inputs_of(
         self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
@@ -145,12 +196,28 @@ class ImageGeneration(ExportTask):
         count = most or affordable(source, image_positions(source), *NUM_MASKED)
         rows = data.take(places(len(data), count))
         assert candidate is not None, "the caller gives it"
-        items = tuple(_noisy_latents(candidate, rows))
-        return Inputs(dataset=data.dataset, items=items, prompts=tuple(rows.texts or rows.labels.tolist()))
+        pixels = [{"pixel_values": image} for image in pixel_values_of(source, rows.images)]
+        shown = drawing_rows(source, list(rows.texts) or rows.labels.tolist())
+        noise, times = measured_noise(len(rows), _latent_shape(candidate))
+        return Inputs(dataset=data.dataset, items=tuple(_noisy_latents(candidate, pixels, shown, noise, times)))
+
+    def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
+        """Draws noisy latents of images, and what they are to show."""
+        source = draw.source
+        pixels = draw.pixels(affordable(source, image_positions(source), *NUM_DRAWN))
+        prompts: list[Any] = draw.generator.integers(0, len(source.labels) + 1, len(pixels)).tolist()
+        if source.tokenizer is not None:
+            prompts = list(evenly(source.texts, len(pixels)) if source.texts else draw.texts(len(pixels)))
+        shown = drawing_rows(source, [prompts[row % len(prompts)] for row in range(len(pixels))])
+        noise = draw.generator.standard_normal((len(pixels), *_latent_shape(draw.candidate)), np.float32)
+        times = draw.generator.random(len(pixels), np.float32)
+        items = list(_noisy_latents(draw.candidate, pixels, shown, noise, times))
+        return items, items
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
         source, graphs = candidate.source, open_diffusion(candidate)
+        schedule = schedule_of(diffusion_of(source))
         prompts: Sequence[Any] = data.texts or data.labels.tolist()
         errors = np.empty(len(data))
         squares = 0.0
@@ -165,15 +232,20 @@ class ImageGeneration(ExportTask):
             if not start:
                 noise, times = measured_noise(len(data), latents.shape[1:])
             rows = range(start, start + len(latents))
+            points = [schedule.point(float(times[row])) for row in rows]
             items = [
-                {"latent": mix(latent, noise[row], times[row]), "timestep": times[row], **condition}
-                for row, latent, condition in zip(
-                    rows, latents, drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]), strict=True
+                {"latent": mix(latent, noise[row], point), "timestep": times[row], **condition}
+                for row, latent, point, condition in zip(
+                    rows,
+                    latents,
+                    points,
+                    drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]),
+                    strict=True,
                 )
             ]
-            for row, latent, found in zip(rows, latents, run_batch(graphs["denoiser"], items), strict=True):
-                angle = float(times[row]) * np.pi / 2
-                velocity = np.cos(angle) * noise[row] - np.sin(angle) * latent
+            answers = run_batch(graphs["denoiser"], items)
+            for row, latent, point, found in zip(rows, latents, points, answers, strict=True):
+                velocity = point.signal * noise[row] - point.noise * latent
                 errors[row] = np.square(found["velocity"] - velocity).mean()
             images = run_batch(graphs["vae_decoder"], [{"latent": latent} for latent in latents])
             shown = np.stack([found["pixel_values"] for found in images]).transpose(0, 2, 3, 1)
@@ -200,13 +272,24 @@ def open_diffusion(candidate: Candidate) -> dict[str, BatchGraph]:
     return {str(role): BatchGraph(runtime.open(candidate.bundle, graph)) for role, graph in graphs.items()}
 
 
+def diffusion_of(source: ExportSource) -> Diffusion:
+    """Returns how a source draws: as it says, or as the kit's own models do."""
+    if source.diffusion is not None:
+        return source.diffusion
+    condition: Literal["text", "label"] = "label" if source.tokenizer is None else "text"
+    return Diffusion(schedule="trigonometric", prediction="velocity", condition=condition)
+
+
 def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
     """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
-    if "text_encoder" not in graphs:
+    return [_condition(graphs, row) for row in drawing_rows(candidate.source, prompts)]
+
+
+def drawing_rows(source: ExportSource, prompts: Sequence[Any]) -> list[Tensors]:
+    """Returns what stands for labels' numbers or texts: a label, or the inputs of the text encoder."""
+    if source.tokenizer is None:
         return [{"label": np.array(label, np.int64)} for label in prompts]
-    rows = drawing_texts(candidate.source, prompts)
-    states = [found for row in rows for found in run_batch(graphs["text_encoder"], [row])]
-    return [{**found, "text_mask": row["attention_mask"]} for found, row in zip(states, rows, strict=True)]
+    return drawing_texts(source, prompts)
 
 
 def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
@@ -217,38 +300,62 @@ def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
     return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
 
 
-def _noisy_latents(candidate: Candidate, data: EvaluationData) -> Iterator[Tensors]:
-    """Yields what a denoiser reads beside its condition, of the images' latents."""
-    encoder = open_diffusion(candidate)["vae_encoder"]
-    pixels = pixel_values_of(candidate.source, data.images)
-    latents = [run_batch(encoder, [{"pixel_values": image}])[0]["latent"] for image in pixels]
-    noise, times = measured_noise(len(latents), latents[0].shape)
-    for latent, own, time in zip(latents, noise, times, strict=True):
-        yield {"latent": mix(latent, own, time), "timestep": time}
+def _condition(graphs: Mapping[str, BatchGraph], row: Tensors) -> Tensors:
+    """Returns the denoiser's inputs of a row of `drawing_rows`."""
+    if "text_encoder" not in graphs:
+        return {"label": row["label"]}
+    [found] = run_batch(graphs["text_encoder"], [row])
+    return {**found, "text_mask": row["attention_mask"]}
+
+
+def _latent_shape(candidate: Candidate) -> tuple[int, int, int]:
+    return cast("DrawingModel", candidate.source.module).configuration.latent_shape
+
+
+def _times(schedule: Schedule, shares: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Returns times of a schedule that are shares of its last one; of a discrete one whole numbers."""
+    times = shares * np.float32(schedule.last_time)
+    return times if schedule.last_time == 1 else np.rint(times)
+
+
+def _noisy_latents(
+    candidate: Candidate,
+    pixels: Sequence[Tensors],
+    shown: Sequence[Tensors],
+    noise: NDArray[np.float32],
+    shares: NDArray[np.float32],
+) -> Iterator[Tensors]:
+    """Yields what a denoiser reads of images, (N,), at shares of the last time, with what its condition comes from."""
+    encoder, schedule = open_diffusion(candidate)["vae_encoder"], schedule_of(diffusion_of(candidate.source))
+    times = _times(schedule, shares)
+    for image, row, own, time in zip(pixels, shown, noise, times, strict=True):
+        latent = run_batch(encoder, [image])[0]["latent"]
+        yield {"latent": mix(latent, own, schedule.point(float(time))), "timestep": time, **row}
 
 
 # Graphs
 
 
 class DenoiserGraph(nn.Module):
-    """Graph `denoiser`: velocities of noisy latents, each row at a time of its own."""
+    """Graph `denoiser`: what is predicted of noisy latents, each row at a time of its own."""
 
-    def __init__(self, module: LatentDiffusion) -> None:
+    def __init__(self, module: DrawingModel) -> None:
         super().__init__()
         self.module = module.denoiser
+        self.prediction: str = getattr(module, "prediction", "velocity")
 
     def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
-        """The inputs of `Denoiser`, floats as float32 -> float32 `velocity`."""
+        """The inputs of `Denoiser`, floats as float32 -> float32, named by what is predicted."""
         dtype = float_dtype(self.module)
         if what.is_floating_point():
             what = what.to(dtype)
-        return {"velocity": self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+        return {self.prediction: self.module(latent.to(dtype), timestep, what, *text_mask).float()}
 
 
 class DiffusionTextGraph(nn.Module):
     """Graph `text_encoder`: the states of texts, all padded to the same length."""
 
-    def __init__(self, module: LatentDiffusion) -> None:
+    def __init__(self, module: DrawingModel) -> None:
         super().__init__()
         self.module = module.text_encoder
 
@@ -261,9 +368,9 @@ class DiffusionTextGraph(nn.Module):
 class LatentDecoderGraph(nn.Module):
     """Graph `vae_decoder`: images of latents."""
 
-    def __init__(self, module: LatentDiffusion) -> None:
+    def __init__(self, module: DrawingModel) -> None:
         super().__init__()
-        self.module = module
+        self.module: Any = module
 
     def forward(self, latent: Tensor) -> Outputs:
         """Float32 (B, C, S, S) -> RGB values of 0 to 1, float32 (B, 3, height, width)."""
@@ -273,9 +380,9 @@ class LatentDecoderGraph(nn.Module):
 class LatentEncoderGraph(nn.Module):
     """Graph `vae_encoder`: latents of images."""
 
-    def __init__(self, module: LatentDiffusion) -> None:
+    def __init__(self, module: DrawingModel) -> None:
         super().__init__()
-        self.module = module
+        self.module: Any = module
 
     def forward(self, pixel_values: Tensor) -> Outputs:
         """Float32 (B, 3, height, width), normalised -> float32 (B, C, S, S)."""

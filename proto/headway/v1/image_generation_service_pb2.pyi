@@ -27,7 +27,7 @@ class _DiffusionSampler:
 class _DiffusionSamplerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DiffusionSampler.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DIFFUSION_SAMPLER_UNSPECIFIED: _DiffusionSampler.ValueType  # 0
-    """The server's choice: DPM-Solver++(2M)."""
+    """The model's own, which its manifest names."""
     DIFFUSION_SAMPLER_DDIM: _DiffusionSampler.ValueType  # 1
     """DDIM, deterministic (eta = 0)."""
     DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M: _DiffusionSampler.ValueType  # 2
@@ -39,7 +39,7 @@ class DiffusionSampler(_DiffusionSampler, metaclass=_DiffusionSamplerEnumTypeWra
     """The solver that leads from noise to an image."""
 
 DIFFUSION_SAMPLER_UNSPECIFIED: DiffusionSampler.ValueType  # 0
-"""The server's choice: DPM-Solver++(2M)."""
+"""The model's own, which its manifest names."""
 DIFFUSION_SAMPLER_DDIM: DiffusionSampler.ValueType  # 1
 """DDIM, deterministic (eta = 0)."""
 DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M: DiffusionSampler.ValueType  # 2
@@ -66,7 +66,7 @@ class DiffusionParameters(_message.Message):
     the time. Default 3.
     """
     sampler: Global___DiffusionSampler.ValueType
-    """The solver. Default DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M."""
+    """The solver. Default: the model's own, for models of this project DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M."""
     seed: _builtins.int
     """Seed of the noise. The same seed gives the same image under any load. Further images of a call
     have the seeds after it. Default: random, and returned with each image.

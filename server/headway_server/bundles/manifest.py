@@ -67,13 +67,14 @@ IMAGE_EMBEDDINGS = "embeddings"
 SEGMENTATION_TENSORS = (("points", "point_labels", "earlier_mask", "has_earlier_mask"), ("masks", "predicted_iou"))
 """Inputs of a segmentation decoder after those that the encoder gives, and its outputs (docs/graphs.md)."""
 DIFFUSION_TENSORS = {
-    "denoiser": (("latent", "timestep", "label"), ("velocity",)),
+    "denoiser": (("latent", "timestep", "label"), ()),
     "vae_decoder": (("latent",), ("pixel_values",)),
     "vae_encoder": (("pixel_values",), ("latent",)),
 }
-"""Inputs and outputs of the graphs of a class-conditional diffusion model (docs/graphs.md)."""
+"""Inputs and outputs of the graphs of a class-conditional diffusion model (docs/graphs.md). The denoiser has one
+output, named by what it predicts."""
 TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
-    "denoiser": (("latent", "timestep", "text", "text_mask"), ("velocity",)),
+    "denoiser": (("latent", "timestep", "text", "text_mask"), ()),
     "text_encoder": (("input_ids", "attention_mask"), ("text",)),
 }
 """Inputs and outputs of the graphs of a text-conditional diffusion model."""
@@ -969,15 +970,48 @@ class WordBoxes(Record):
         return "int64" if self.unit == "thousandths" else "float32"
 
 
+class DiscreteNoise(Record):
+    """Noise of a discrete schedule: numbered steps of training, of which step t adds noise of the variance beta t."""
+
+    num_train_steps: Annotated[int, Field(ge=500, le=100_000)]
+    """Steps of training; at least twice those of a request."""
+    betas: Literal["linear", "scaled_linear", "squared_cosine"]
+    """Variances: evenly spaced from `beta_start` to `beta_end`; their roots evenly spaced; or of a squared cosine
+    (Nichol and Dhariwal 2021), which reads neither."""
+    beta_start: Annotated[float, Field(gt=0, lt=1)]
+    beta_end: Annotated[float, Field(gt=0, lt=1)]
+    has_zero_terminal_snr: bool = False
+    """True if the schedule is rescaled so that no signal is left at its end (Lin et al. 2024, algorithm 1)."""
+    spacing: Literal["leading", "trailing", "linspace"]
+    """Times of the steps of an image: even from the first step of training, from the last one, or from both."""
+    steps_offset: Annotated[int, Field(ge=0, lt=500)] = 0
+    """Added to the times of the spacing `leading`."""
+    ends_at_image: bool = True
+    """False if DDIM ends at the noise of the first step of training, as the model's publisher has it."""
+
+
 class Diffusion(Record):
     """Training objective of an image generation model's denoiser."""
 
-    schedule: Literal["trigonometric"]
-    """Noise schedule of an image x and noise e at a time t from 0 to 1: cos(pi t / 2) x + sin(pi t / 2) e."""
-    prediction: Literal["velocity"]
-    """Prediction of the denoiser: cos(pi t / 2) e - sin(pi t / 2) x."""
+    schedule: Literal["trigonometric", "discrete"]
+    """Noise schedule of an image x and noise e. `trigonometric`: cos(pi t / 2) x + sin(pi t / 2) e at a time t from 0
+    to 1. `discrete`: as `discrete` describes."""
+    discrete: DiscreteNoise | None = None
+    """None but for a discrete schedule."""
+    prediction: Literal["velocity", "noise", "image"]
+    """Prediction of the denoiser, and name of its output, for a latent a x + s e: a e - s x, e, or x."""
     condition: Literal["label", "text"] = "label"
     """Condition of an image: one of `labels`, or a text."""
+    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] = "dpm_solver_pp_2m"
+    """Sampler of a request that names none."""
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Diffusion:
+        if (self.schedule == "discrete") != (self.discrete is not None):
+            raise ValueError("discrete: needed for the schedule discrete, and for no other")
+        if self.prediction == "noise" and (self.discrete is None or self.discrete.has_zero_terminal_snr):
+            raise ValueError("prediction: noise says nothing of an image where none of it is left")
+        return self
 
 
 class AudioCodec(Record):
@@ -1373,9 +1407,10 @@ def _check_diffusion(manifest: Manifest) -> None:
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-            if found != tensors:
+            needed = (tensors[0], tensors[1] or (manifest.diffusion.prediction,))
+            if found != needed:
                 raise ValueError(
-                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {tensors}"
+                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {needed}"
                 )
 
 

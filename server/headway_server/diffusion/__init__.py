@@ -1,7 +1,8 @@
 """The engine for models that remove noise step by step: samplers, and a batch of rows at different steps."""
 
 from headway_server.diffusion.engine import Denoising, DenoisingEngine, DenoisingError, Progress
-from headway_server.diffusion.samplers import DiffusionSampler, PreservedArea, Trajectory, draw_noise, mix, step_times
+from headway_server.diffusion.samplers import PreservedArea, Trajectory, draw_noise, mix
+from headway_server.diffusion.schedules import DiffusionSampler, Schedule, TrigonometricSchedule, schedule_of
 
 __all__ = [
     "Denoising",
@@ -10,8 +11,10 @@ __all__ = [
     "DiffusionSampler",
     "PreservedArea",
     "Progress",
+    "Schedule",
     "Trajectory",
+    "TrigonometricSchedule",
     "draw_noise",
     "mix",
-    "step_times",
+    "schedule_of",
 ]

@@ -28,12 +28,11 @@ TIMESTEP: Final = "timestep"
 LABEL: Final = "label"
 TEXT: Final = "text"
 TEXT_MASK: Final = "text_mask"
-VELOCITY: Final = "velocity"
 LEAST_ROOM: Final = 2
 """Minimum rows of a step: those of one guided image."""
 
 Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
-"""Velocities (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and conditions."""
+"""Predictions (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and conditions."""
 Condition = Mapping[str, NDArray[Any]]
 """A condition, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
 int64. All images of an engine have the same inputs, of the same shapes."""
@@ -224,7 +223,7 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         ends: list[tuple[Denoising, Latent | Exception]] = []
         parts: list[tuple[Denoising, Progress]] = []
         try:
-            velocities = self._velocities(chosen)
+            predictions = self._predictions(chosen)
         except BaseException as error:  # the step's callers get any error, and the thread continues
             if not is_failure(error):
                 raise
@@ -233,15 +232,15 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         else:
             finished = time.monotonic()
             self._report_step(finished - started)
-            for denoising, velocity in zip(chosen, velocities, strict=True):
-                self._move(denoising, velocity, parts, ends, finished)
+            for denoising, predicted in zip(chosen, predictions, strict=True):
+                self._move(denoising, predicted, parts, ends, finished)
         self._num_running = 0
         self._leave([denoising for denoising, _ in ends])
         if parts or ends:
             self._post(_deliver, parts, ends)
 
-    def _velocities(self, chosen: Sequence[Denoising]) -> list[Latent]:
-        """Runs the model once for all rows, and applies guidance; returns a velocity for each image."""
+    def _predictions(self, chosen: Sequence[Denoising]) -> list[Latent]:
+        """Runs the model once for all rows, and applies guidance; returns a prediction for each image."""
         rows = [(denoising, denoising.condition) for denoising in chosen]
         rows += [(denoising, denoising.other_condition) for denoising in chosen if denoising.is_guided]
         found = self._denoise(
@@ -253,21 +252,21 @@ class DenoisingEngine(SteppingWorker[tuple[list[Denoising], str]]):
         )
         others = iter(found[len(chosen) :])
         return [
-            guide(velocity, next(others), denoising.guidance) if denoising.is_guided else velocity
-            for denoising, velocity in zip(chosen, found, strict=False)
+            guide(predicted, next(others), denoising.guidance) if denoising.is_guided else predicted
+            for denoising, predicted in zip(chosen, found, strict=False)
         ]
 
     def _move(
         self,
         denoising: Denoising,
-        velocity: Latent,
+        predicted: Latent,
         parts: list[tuple[Denoising, Progress]],
         ends: list[tuple[Denoising, Latent | Exception]],
         now: float,
     ) -> None:
         """Advances a denoising by a step, and collects its results."""
         trajectory = denoising.trajectory
-        image = trajectory.advance(velocity)
+        image = trajectory.advance(predicted)
         if not np.isfinite(trajectory.latent).all():
             _log.error("a latent is not finite", model=self._model.name, step=trajectory.num_made)
             ends.append((denoising, run_error(DenoisingError)))

@@ -17,7 +17,7 @@ from headway_server.tasks.image_generation.model import GeneratedImage, ImageGen
 from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.table import GENERATE_IMAGES
 
-_SAMPLERS: Final = WireEnum(pb.DiffusionSampler, DiffusionSampler, unspecified=DiffusionSampler.DPM_SOLVER_PP_2M)
+_SAMPLERS: Final = WireEnum(pb.DiffusionSampler, DiffusionSampler)
 _PARAMETERS: Final = {"step_count": "num_steps"} | {name: name for name in ("guidance_scale", "seed", "strength")}
 """Names of the message's fields in `ImageGenerationRequest`."""
 
@@ -65,6 +65,8 @@ class ImageGenerationService:
         """
         parameters = request.parameters
         given = {_PARAMETERS[field]: value for field, value in set_fields(parameters).items() if field in _PARAMETERS}
+        if parameters.sampler:
+            given["sampler"] = _SAMPLERS.read("parameters.sampler", parameters.sampler)
         if request.image or request.image_id:
             given["image"] = await image_of(self._host, request.image, request.image_id)
         if request.mask:
@@ -72,7 +74,6 @@ class ImageGenerationService:
         return ImageGenerationRequest(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
-            sampler=_SAMPLERS.read("parameters.sampler", parameters.sampler),
             **given,
             **more,
         )

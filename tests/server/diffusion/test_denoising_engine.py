@@ -15,8 +15,8 @@ from headway_server.diffusion import (
     DenoisingError,
     DiffusionSampler,
     Trajectory,
+    TrigonometricSchedule,
     draw_noise,
-    step_times,
 )
 from headway_server.diffusion.samplers import guide
 from headway_server.errors import DeadlineError, DrainingError
@@ -86,7 +86,7 @@ async def engine(denoiser, events):
 
 
 def denoising(seed=0, steps=5, label=1, guidance=1.0, sampler=DiffusionSampler.DDIM, *, deadline=None, progress=False):
-    trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
+    trajectory = Trajectory(draw_noise(seed, SHAPE), TrigonometricSchedule().steps(steps, sampler))
     return Denoising(
         trajectory,
         condition={"label": np.array(label)},
@@ -99,7 +99,7 @@ def denoising(seed=0, steps=5, label=1, guidance=1.0, sampler=DiffusionSampler.D
 
 def naive(seed, steps, label, guidance, sampler):
     """One image, step by step, alone."""
-    trajectory = Trajectory(draw_noise(seed, SHAPE), step_times(steps), sampler)
+    trajectory = Trajectory(draw_noise(seed, SHAPE), TrigonometricSchedule().steps(steps, sampler))
     while not trajectory.is_finished:
         found = velocity(trajectory.latent[None], trajectory.time, label)[0]
         if guidance != 1:

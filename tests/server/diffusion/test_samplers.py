@@ -6,8 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, draw_noise, mix, step_times
+from headway_server.bundles import DiscreteNoise
+from headway_server.diffusion import DiffusionSampler, PreservedArea, Trajectory, TrigonometricSchedule, draw_noise, mix
 from headway_server.diffusion.samplers import guide
+from headway_server.diffusion.schedules import DiscreteSchedule
 
 SHAPE = (4, 3, 3)
 
@@ -66,8 +68,16 @@ REFERENCES = {
 }
 
 
-def sample(sampler, latent, times, velocity_of):
-    trajectory = Trajectory(latent, times, sampler)
+def even_steps(num_steps, sampler=DiffusionSampler.DDIM, strength=1.0):
+    return TrigonometricSchedule().steps(num_steps, sampler).last(strength)
+
+
+def times_of(steps):
+    return [point.time for point in steps.points]
+
+
+def sample(latent, steps, velocity_of):
+    trajectory = Trajectory(latent, steps)
     while not trajectory.is_finished:
         trajectory.advance(velocity_of(trajectory.latent, trajectory.time).astype(np.float32))
     return trajectory.latent
@@ -76,9 +86,9 @@ def sample(sampler, latent, times, velocity_of):
 @pytest.mark.parametrize("sampler", DiffusionSampler)
 @pytest.mark.parametrize(("num_steps", "strength"), [(1, 1.0), (2, 1.0), (7, 1.0), (20, 1.0), (10, 0.4)])
 def test_a_sampler_makes_the_steps_of_its_paper(sampler, num_steps, strength):
-    times, noise = step_times(num_steps, strength), draw_noise(3, SHAPE)
-    expected = REFERENCES[sampler](noise.astype(np.float64), times, of_gaussian)
-    np.testing.assert_allclose(sample(sampler, noise, times, of_gaussian), expected, atol=2e-5)
+    steps, noise = even_steps(num_steps, sampler, strength), draw_noise(3, SHAPE)
+    expected = REFERENCES[sampler](noise.astype(np.float64), times_of(steps), of_gaussian)
+    np.testing.assert_allclose(sample(noise, steps, of_gaussian), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +99,7 @@ def test_where_all_images_are_one_it_is_found_in_any_number_of_steps(sampler, bo
         return of_gaussian(latent, time, deviation=0.0, mean=0.7)
 
     for num_steps in (1, 2, 5):
-        found = sample(sampler, draw_noise(1, SHAPE), step_times(num_steps), velocity_of)
+        found = sample(draw_noise(1, SHAPE), even_steps(num_steps, sampler), velocity_of)
         np.testing.assert_allclose(found, 0.7, atol=bound)
 
 
@@ -97,7 +107,7 @@ def test_the_second_order_needs_fewer_steps_than_the_first():
     noise = draw_noise(5, SHAPE)
     exact = 0.3 + 0.5 * noise  # the flow keeps the place of a number in its normal distribution
     errors = {
-        sampler: [np.abs(sample(sampler, noise, step_times(count), of_gaussian) - exact).max() for count in (8, 32)]
+        sampler: [np.abs(sample(noise, even_steps(count, sampler), of_gaussian) - exact).max() for count in (8, 32)]
         for sampler in DiffusionSampler
     }
     assert errors[DiffusionSampler.DPM_SOLVER_PP_2M][0] < errors[DiffusionSampler.DDIM][0]
@@ -106,9 +116,56 @@ def test_the_second_order_needs_fewer_steps_than_the_first():
 
 
 def test_steps_of_an_image_are_the_last_ones_and_at_least_one():
-    assert step_times(4) == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert step_times(4, 0.5) == [0.5, 0.25, 0.0]
-    assert step_times(4, 0.01) == [0.25, 0.0]
+    assert times_of(even_steps(4)) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert times_of(even_steps(4, strength=0.5)) == [0.5, 0.25, 0.0]
+    assert times_of(even_steps(4, strength=0.01)) == [0.25, 0.0]
+
+
+DISCRETE = DiscreteNoise(
+    num_train_steps=1000, betas="scaled_linear", beta_start=0.00085, beta_end=0.012, spacing="leading", steps_offset=1
+)
+
+
+@pytest.mark.parametrize("prediction", ["velocity", "noise", "image"])
+@pytest.mark.parametrize("sampler", DiffusionSampler)
+@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
+def test_whatever_is_predicted_leads_to_the_one_image_that_there_is(spacing, sampler, prediction):
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"spacing": spacing}))
+    steps, noise = schedule.steps(7, sampler), draw_noise(1, SHAPE)
+    trajectory = Trajectory(noise * np.float32(steps.noise_scale), steps, prediction=prediction)
+    while not trajectory.is_finished:
+        point = schedule.point(trajectory.time)
+        exact = (trajectory.latent - point.signal * 0.7) / point.noise
+        predicted = {"velocity": point.signal * exact - point.noise * 0.7, "noise": exact, "image": 0 * exact + 0.7}
+        trajectory.advance(predicted[prediction].astype(np.float32))
+    np.testing.assert_allclose(trajectory.latent, 0.7, atol=2e-5)
+
+
+def test_times_of_a_discrete_schedule_are_spaced_as_they_are_called():
+    def times(spacing, sampler, count=4):
+        return times_of(DiscreteSchedule(DISCRETE.model_copy(update={"spacing": spacing})).steps(count, sampler))
+
+    ddim, euler, solver = DiffusionSampler.DDIM, DiffusionSampler.EULER, DiffusionSampler.DPM_SOLVER_PP_2M
+    assert times("leading", ddim) == times("leading", euler) == [751, 501, 251, 1, 0]
+    assert times("leading", solver) == [801, 601, 401, 201, 0]
+    assert times("trailing", ddim) == times("trailing", euler) == times("trailing", solver) == [999, 749, 499, 249, 0]
+    assert times("linspace", euler, 3) == [999, 499.5, 0, 0]
+    assert times("linspace", solver, 2) == [999, 500, 0]
+    assert times("linspace", ddim, 1) == [999, 0]
+
+
+def test_a_schedule_without_signal_at_its_end_begins_with_noise():
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"has_zero_terminal_snr": True, "spacing": "trailing"}))
+    first, *_ = schedule.steps(5, DiffusionSampler.DDIM).points
+    assert first.signal < 1e-3
+    assert DiscreteSchedule(DISCRETE).point(999).signal > 0.05
+
+
+def test_ddim_ends_where_the_publisher_has_it():
+    schedule = DiscreteSchedule(DISCRETE.model_copy(update={"ends_at_image": False}))
+    ends = {sampler: schedule.steps(5, sampler).points[-1].noise for sampler in DiffusionSampler}
+    assert ends.pop(DiffusionSampler.DDIM) == pytest.approx(0.00085**0.5)
+    assert set(ends.values()) == {0.0}
 
 
 def test_noise_follows_from_its_seed_alone():
@@ -131,7 +188,8 @@ def test_guidance_goes_on_from_what_is_not_wanted_to_what_is():
 def test_a_kept_area_ends_as_it_was(sampler):
     image, noise = draw_noise(1, SHAPE), draw_noise(2, SHAPE)
     kept = PreservedArea(is_preserved=np.array([[[True, False, True]] * 3]), latent=image, noise=noise)
-    trajectory = Trajectory(mix(image, noise, 1.0), step_times(5), sampler, kept)
+    steps = even_steps(5, sampler)
+    trajectory = Trajectory(mix(image, noise, steps.points[0]), steps, kept)
     while not trajectory.is_finished:
         trajectory.advance(of_gaussian(trajectory.latent, trajectory.time).astype(np.float32))
     np.testing.assert_array_equal(trajectory.latent[:, :, ::2], image[:, :, ::2])

@@ -23,12 +23,14 @@ from headway_server.bundles import TOKENIZER_FILE, Bundle, GraphRole, Precision,
 from headway_server.diffusion import (
     Denoising,
     DenoisingEngine,
+    DiffusionSampler,
     PreservedArea,
     Trajectory,
     draw_noise,
     mix,
+    schedule_of,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, VELOCITY, Progress
+from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, Progress
 from headway_server.diffusion.samplers import Latent
 from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -103,9 +105,11 @@ class ImageGenerationModel(ServedModel):
         self._preprocessor = ImagePreprocessor(demanded(manifest.image_preprocessing), settings.image_limits)
         self._latent_shape = _latent_shape(denoiser)
         model = ModelId(name=manifest.name, version=manifest.version)
-        session = denoiser.session
+        session, diffusion = denoiser.session, demanded(manifest.diffusion)
+        output = self._prediction = diffusion.prediction
+        self._schedule, self._sampler = schedule_of(diffusion), DiffusionSampler(diffusion.sampler)
         self._engine = DenoisingEngine(
-            lambda inputs: session.run(inputs, [VELOCITY])[VELOCITY],
+            lambda inputs: session.run(inputs, [output])[output],
             max_rows=settings.batching.denoising_rows(self.device),
             model=model,
             busy_lanes=session.cores.busy_lanes(),
@@ -158,7 +162,7 @@ class ImageGenerationModel(ServedModel):
         blank = np.zeros(shape, np.float32)
         row = {LATENT: blank, TIMESTEP: np.array(1, np.float32), LABEL: np.array(len(manifest.labels))}
         tried: dict[GraphRole, tuple[Tensors, Mapping[str, tuple[int, ...]]]] = {
-            "denoiser": (row, {VELOCITY: shape}),
+            "denoiser": (row, {demanded(manifest.diffusion).prediction: shape}),
             "vae_decoder": ({LATENT: blank}, {PIXELS: size}),
             "vae_encoder": ({PIXELS: np.zeros(size, np.float32)}, {LATENT: shape}),
         }
@@ -259,14 +263,15 @@ class ImageGenerationModel(ServedModel):
 
     def _trajectory(self, request: ImageGenerationRequest, seed: int, edit: Edit | None) -> Trajectory:
         """Returns the initial trajectory of an image: pure noise, or the image to edit with partial noise."""
-        times = request.times
-        noise = latent = draw_noise(seed, self._latent_shape)
-        preserved = None
+        steps = self._schedule.steps(request.num_steps, request.sampler or self._sampler).last(request.share)
+        noise = draw_noise(seed, self._latent_shape)
+        latent, preserved = noise * np.float32(steps.noise_scale), None
         if edit is not None and edit.latent is not None:
-            latent = mix(edit.latent, noise, times[0])
+            if request.share < 1:
+                latent = mix(edit.latent, noise, steps.points[0])
             if edit.is_preserved is not None:
                 preserved = PreservedArea(is_preserved=edit.is_preserved, latent=edit.latent, noise=noise)
-        return Trajectory(latent, times, request.sampler, preserved)
+        return Trajectory(latent, steps, preserved, prediction=self._prediction)
 
     async def _finish(
         self, job: DenoisingJob, request: ImageGenerationRequest, latents: Sequence[Latent], edit: Edit | None

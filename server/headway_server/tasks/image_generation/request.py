@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headway_server.diffusion import DiffusionSampler, step_times
+from headway_server.diffusion import DiffusionSampler
+from headway_server.diffusion.schedules import num_made_steps
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
@@ -36,7 +37,8 @@ class ImageGenerationRequest:
     num_images: int = 1
     num_steps: int = DEFAULT_STEPS
     guidance_scale: float = DEFAULT_GUIDANCE
-    sampler: DiffusionSampler = DiffusionSampler.DPM_SOLVER_PP_2M
+    sampler: DiffusionSampler | None = None
+    """None: the model's own."""
     seed: int | None = None
     """Seed of the first image; further images take the next ones. None: random."""
     image: SentImage | None = None
@@ -64,15 +66,14 @@ class ImageGenerationRequest:
             raise InvalidInputError(self.mask.field, "is set without an image; send the image that it belongs to")
 
     @property
-    def times(self) -> list[float]:
-        """Times of the steps made, and 0 for the final image; fewer for an edit."""
-        share = self.strength or (DEFAULT_STRENGTH if self.image is not None and self.mask is None else 1.0)
-        return step_times(self.num_steps, share)
+    def share(self) -> float:
+        """Share of the steps that is made, the last ones: all of them, or fewer for an edit."""
+        return self.strength or (DEFAULT_STRENGTH if self.image is not None and self.mask is None else 1.0)
 
     @property
     def num_made_steps(self) -> int:
         """Number of denoising steps made."""
-        return len(self.times) - 1
+        return num_made_steps(self.num_steps, self.share)
 
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:

@@ -9,6 +9,7 @@ const STRENGTH = 0.8; // the protocol's, without a mask
 const STRENGTH_OF_MASK = 1;
 const PAINT = "#e63c3c";
 const SAMPLERS = [
+  ["DIFFUSION_SAMPLER_UNSPECIFIED", "The model's own"],
   ["DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M", "DPM-Solver++(2M)"],
   ["DIFFUSION_SAMPLER_DDIM", "DDIM"],
   ["DIFFUSION_SAMPLER_EULER", "Euler"],

@@ -1,0 +1,689 @@
+"""Pipelines of `diffusers`: published models of latent diffusion, in a folder with a part in each folder of it.
+
+No code of a folder is run: every class is one of the table below, of the libraries that are installed.
+
+B rows, C channels and S side of a latent, I pixels a side, T tokens, D width of their states.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+
+from headway_export.errors import SourceError
+from headway_export.graphs import parameter_count
+from headway_export.huggingface.folder import FolderOptions, ModelFolder, as_source_error, model_name
+from headway_export.source import ExportSource, limits_of
+from headway_export.space import check_memory, working_bytes
+from headway_server.bundles import (
+    Architecture,
+    Diffusion,
+    DiscreteNoise,
+    ImagePreprocessing,
+    SpecialTokens,
+    Task,
+)
+from headway_training.folders import first_line, open_tokenizer, plain_tokenizer, quiet
+
+PIPELINE_FILE: Final = "model_index.json"
+_SAFETENSORS: Final = "diffusion_pytorch_model*.safetensors"
+_OTHER_PIPELINES: Final = {
+    "ControlNet": "is steered by a picture (ControlNet), which no call gives",
+    "StableDiffusion3": "has a transformer of images and texts together that predicts a flow (Stable Diffusion 3)",
+    "Flux": "has a transformer of images and texts together that predicts a flow (Flux)",
+    "StableDiffusionXL": "has two text encoders and sizes among its conditions (SDXL)",
+    "Video": "makes videos",
+    "AnimateDiff": "makes videos",
+    "CogVideo": "makes videos",
+    "LTX": "makes videos",
+    "Wan": "makes videos",
+    "Audio": "makes sounds",
+    "Music": "makes sounds",
+    "PixArt": "draws texts that T5 has read (PixArt)",
+    "LatentConsistency": "reads the scale of guidance and adds noise between steps (LCM)",
+    "Upscale": "enlarges pictures",
+    "Kandinsky": "draws from embeddings of a prior of its own",
+}
+"""What pipelines are that are not exported, by a part of their name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scheduler:
+    """A scheduler of `diffusers`."""
+
+    sampler: str
+    """Which of ours makes its steps."""
+    is_same: bool = False
+    """True if that is the same method."""
+
+
+_SCHEDULERS: Final = {
+    "DDIMScheduler": _Scheduler(sampler="ddim", is_same=True),
+    "EulerDiscreteScheduler": _Scheduler(sampler="euler", is_same=True),
+    "DPMSolverMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m", is_same=True),
+    "DDPMScheduler": _Scheduler(sampler="ddim"),
+    "DEISMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "DPMSolverSinglestepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "EulerAncestralDiscreteScheduler": _Scheduler(sampler="euler"),
+    "HeunDiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "KDPM2DiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "LMSDiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "PNDMScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+    "UniPCMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+}
+_BETAS: Final = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "squared_cosine"}
+_PREDICTIONS: Final = {"epsilon": "noise", "v_prediction": "velocity", "sample": "image"}
+_MOST_TIMES: Final = 100_000
+_REFUSED_SETTINGS: Final = {
+    "clip_sample": "latents between -1 and 1 (clip_sample)",
+    "trained_betas": "a list of variances (trained_betas)",
+    "thresholding": "thresholds of pixels (thresholding)",
+    "use_flow_sigmas": "a schedule of flows (use_flow_sigmas)",
+}
+"""Settings of a scheduler that change what a step computes, by what they ask for."""
+_EXPECTED_SETTINGS: Final[Mapping[str, object]] = {
+    "algorithm_type": "dpmsolver++",
+    "solver_order": 2,
+    "solver_type": "midpoint",
+    "use_karras_sigmas": False,
+    "use_exponential_sigmas": False,
+    "use_beta_sigmas": False,
+    "use_lu_lambdas": False,
+    "euler_at_final": False,
+    "final_sigmas_type": "zero",
+    "interpolation_type": "linear",
+    "timestep_type": "discrete",
+}
+"""Settings of schedulers of the same method, as ours computes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawingSizes:
+    """Sizes of a published model, as `DrawingShape` has them."""
+
+    latent_shape: tuple[int, int, int]
+    image_size: int
+    max_length: int
+    d_model: int
+
+
+class PublishedDiffusion(nn.Module):
+    """A published model that draws images: its denoiser, its autoencoder, and its text encoder."""
+
+    def __init__(
+        self,
+        denoiser: nn.Module,
+        autoencoder: Any,
+        text_encoder: nn.Module | None,
+        *,
+        sizes: DrawingSizes,
+        prediction: str,
+    ) -> None:
+        super().__init__()
+        self.denoiser = denoiser
+        self.autoencoder = autoencoder
+        self.text_encoder = text_encoder
+        self.configuration = sizes
+        self.prediction = prediction
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """(B, 3, I, I), -1 to 1 -> the likeliest latents, (B, C, S, S), of about unit variance."""
+        config = self.autoencoder.config
+        with _operator_attention():
+            latents: Tensor = self.autoencoder.encode(pixels).latent_dist.mode()
+        return (latents - (config.shift_factor or 0.0)) * float(config.scaling_factor)
+
+    def decode(self, latents: Tensor) -> Tensor:
+        """(B, C, S, S) -> (B, 3, I, I), 0 to 1."""
+        config = self.autoencoder.config
+        plain = latents / config.scaling_factor + (config.shift_factor or 0.0)
+        with _operator_attention():
+            pixels: Tensor = self.autoencoder.decode(plain, return_dict=False)[0]
+        return pixels / 2 + 0.5
+
+
+_ATTENTION: Final = "scaled_dot_product_attention"
+
+
+@contextmanager
+def _operator_attention() -> Iterator[None]:
+    """Lets attention without a mask be one operator in a graph that is traced, as it is called in torch.
+
+    At the largest size of Stable Diffusion, 4,096 positions of two rows, it takes a quarter of the processor time of
+    plain operators, and 43 MiB in place of 2.1 GiB, since scores of few queries are held at a time.
+    """
+    plain = functional.scaled_dot_product_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **more: Any) -> Tensor:
+        """(B, H, T, K), (B, H, S, K), (B, H, S, K) -> (B, H, T, K)."""
+        scale = more.get("scale")
+        if attn_mask is not None or more.get("is_causal") or query.shape[1] != key.shape[1] or scale is not None:
+            return plain(query, key, value, attn_mask=attn_mask, **more)
+        heads = [tensor.transpose(1, 2).flatten(2) for tensor in (query, key, value)]
+        context = torch.onnx.ops.symbolic(
+            "com.microsoft::MultiHeadAttention",
+            heads,
+            {"num_heads": query.shape[1]},
+            dtype=query.dtype,
+            shape=heads[0].shape,
+            version=1,
+        )
+        rows, num_heads, length, width = query.shape
+        return context.reshape(rows, length, num_heads, width).transpose(1, 2)
+
+    if not torch.compiler.is_exporting():
+        yield
+        return
+    setattr(functional, _ATTENTION, attend)
+    try:
+        yield
+    finally:
+        setattr(functional, _ATTENTION, plain)
+
+
+class UNetDenoiser(nn.Module):
+    """The network of Stable Diffusion, which attends to all T states of a text, those of its padding too."""
+
+    def __init__(self, unet: nn.Module) -> None:
+        super().__init__()
+        self.unet = unet
+
+    def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:  # noqa: ARG002 (it reads none)
+        """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
+        with _operator_attention():
+            found: Tensor = self.unet(latent, timestep, encoder_hidden_states=text, return_dict=False)[0]
+        return found
+
+
+class LabelTransformer(nn.Module):
+    """The network of DiT, which may predict a variance beside the noise (learned sigma), which nothing reads."""
+
+    def __init__(self, transformer: nn.Module) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, latent: Tensor, timestep: Tensor, label: Tensor) -> Tensor:
+        """(B, C, S, S), (B,), (B,) -> (B, C, S, S)."""
+        with _operator_attention():
+            found: Tensor = self.transformer(latent, timestep=timestep, class_labels=label, return_dict=False)[0]
+        return found[:, : latent.shape[1]]
+
+
+class TextStates(nn.Module):
+    """A text encoder of `transformers`, and whether it is told where the padding is."""
+
+    def __init__(self, model: nn.Module, *, reads_mask: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.reads_mask = reads_mask
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, T), (B, T) -> the states of the last layer, (B, T, D)."""
+        mask = {"attention_mask": attention_mask} if self.reads_mask else {}
+        found: Tensor = self.model(input_ids=input_ids, return_dict=True, **mask).last_hidden_state
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pipeline:
+    """What a pipeline is made of."""
+
+    denoiser: str
+    """Name of the part."""
+    classes: Mapping[str, tuple[str, ...]]
+    """Of each part, beside the autoencoder and the scheduler."""
+    make_denoiser: Callable[[Any], nn.Module]
+    """Takes the part."""
+    mends_schedule: bool = False
+    """True if `steps_offset` is 1 and nothing is clipped, whatever the folder says."""
+
+    @property
+    def reads_texts(self) -> bool:
+        """False if it draws labels."""
+        return "text_encoder" in self.classes
+
+
+_PIPELINES: Final = {
+    "StableDiffusionPipeline": _Pipeline(
+        denoiser="unet",
+        classes={
+            "unet": ("UNet2DConditionModel",),
+            "text_encoder": ("CLIPTextModel",),
+            "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+        },
+        make_denoiser=UNetDenoiser,
+        mends_schedule=True,
+    ),
+    "DiTPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("DiTTransformer2DModel", "Transformer2DModel")},
+        make_denoiser=LabelTransformer,
+    ),
+}
+"""Pipelines that are exported."""
+_SAME_PARTS: Final = {
+    "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
+    "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
+}
+"""Pipelines of the same parts, which differ in what they do with them."""
+
+
+def is_pipeline(path: Path) -> bool:
+    """True of a folder that holds a pipeline."""
+    return (path / PIPELINE_FILE).is_file()
+
+
+def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a folder of `diffusers`, and notes for the user, a sentence each.
+
+    Raises:
+        SourceError: The library is missing, the folder is incomplete, or its model cannot be served.
+    """
+    _check_options(path, options)
+    index = _read_json(path / PIPELINE_FILE)
+    pipeline, scheduler = _pipeline_of(path, index)
+    library = _diffusers(path)
+    folder = ModelFolder(path=path, task=Task.IMAGE_GENERATION, config=None, options=options)
+    parts = [pipeline.denoiser, "vae", *(["text_encoder"] if pipeline.reads_texts else [])]
+    count = sum(_count_weights(path / part) for part in parts)
+    diffusion, notes = _read_schedule(path, scheduler, library, pipeline)
+    configs = {part: _read_json(path / part / "config.json") for part in parts}
+    side = _number(path / pipeline.denoiser, configs[pipeline.denoiser], "sample_size")
+    check_memory(str(path), count, working=working_bytes(writes=False, num_heads=8, length=side**2, vocab_size=0))
+    if pipeline.reads_texts:
+        tokenizer, pad_id = _read_tokenizer(path / "tokenizer")
+        _check_tokenizer(path, tokenizer, pad_id, configs["text_encoder"])
+        of_condition: dict[str, Any] = {"tokenizer": tokenizer, "special_tokens": SpecialTokens(pad=pad_id)}
+    else:
+        of_condition = {"labels": _read_labels(path, index, configs[pipeline.denoiser])}
+    make = partial(_load, path, library, pipeline, diffusion.prediction)
+    module = make()
+    size = module.configuration.image_size
+    if isinstance(checker := index.get("safety_checker"), list) and checker[0] is not None:
+        notes += ("its safety checker is not run: images are answered as they are drawn",)
+    name = str(index["_class_name"])
+    return ExportSource(
+        name=options.name or _name_of(path),
+        task=Task.IMAGE_GENERATION,
+        module=module,
+        make_reference=make,
+        description=f"{name}, exported from a folder of diffusers.",
+        license=folder.license(),
+        documents=folder.documents(),
+        architecture=Architecture(
+            kind=str(configs[pipeline.denoiser].get("_class_name")),
+            parameter_count=parameter_count(module),
+            configuration={"pipeline": name, "diffusers": str(library.__version__)},
+        ),
+        limits=limits_of(module, Task.IMAGE_GENERATION),
+        image_preprocessing=ImagePreprocessing(
+            height=size,
+            width=size,
+            resize="shorter_side",
+            resize_size=size,
+            interpolation="lanczos",
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+        ),
+        diffusion=diffusion,
+        **of_condition,
+    ), notes
+
+
+def _check_options(path: Path, options: FolderOptions) -> None:
+    """Refuses what is not for a pipeline.
+
+    Raises:
+        SourceError: Something of it is asked for.
+    """
+    if options.task not in (None, Task.IMAGE_GENERATION):
+        raise SourceError(f"{path}: is a pipeline of diffusers, for {Task.IMAGE_GENERATION}; --task is {options.task}")
+    given = {
+        "--max-length": options.max_length,
+        "--pooling": options.pooling,
+        "--prompt": options.prompts,
+        "--base": options.base,
+        "--evaluation": options.evaluation_file,
+    }
+    for flag, value in given.items():
+        if value:
+            raise SourceError(f"{path}: {flag} is not for a pipeline of diffusers; leave it out")
+
+
+def _name_of(path: Path) -> str:
+    if not (name := model_name(path.resolve().name)):
+        raise SourceError(f"{path}: its name is no name of a model; give one with --name")
+    return name
+
+
+def _diffusers(path: Path) -> Any:
+    """Returns the library.
+
+    Raises:
+        SourceError: It is not installed.
+    """
+    try:
+        with quiet():
+            import diffusers  # noqa: PLC0415 (for folders of it)
+    except ImportError as error:
+        raise SourceError(f"{path}: needs the library diffusers: pip install diffusers") from error
+    return diffusers
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    """Reads an object.
+
+    Raises:
+        SourceError: There is none.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
+    if not isinstance(content, dict):
+        raise SourceError(f"{file}: is not a JSON object")
+    return content
+
+
+def _pipeline_of(path: Path, index: Mapping[str, Any]) -> tuple[_Pipeline, str]:
+    """Returns what a pipeline is, and the class of its scheduler.
+
+    Raises:
+        SourceError: The pipeline is none that is exported, or a part is of another class.
+    """
+    name = str(index.get("_class_name"))
+    pipeline = _PIPELINES.get(_SAME_PARTS.get(name, name))
+    if pipeline is None:
+        why = next((f": it {said}" for part, said in _OTHER_PIPELINES.items() if part in name), "")
+        raise SourceError(
+            f"{path}: is a pipeline {name[:80]}, which is not exported{why}; those that are: "
+            f"{', '.join((*_PIPELINES, *_SAME_PARTS))}"
+        )
+    found = ""
+    for part, classes in (*pipeline.classes.items(), ("vae", ("AutoencoderKL",)), ("scheduler", tuple(_SCHEDULERS))):
+        entry = index.get(part)
+        found = str(entry[1] if isinstance(entry, list) and len(entry) == 2 else None)
+        if found not in classes:
+            raise SourceError(f"{path}: its {part} is {found[:80]}, and {name} is exported with {' or '.join(classes)}")
+    if isinstance(adapter := index.get("image_encoder"), list) and adapter[0] is not None:
+        raise SourceError(f"{path}: has an image encoder beside its text encoder (an IP-Adapter), which no call gives")
+    return pipeline, found
+
+
+# Weights
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Returns the files of a part's weights.
+
+    Raises:
+        SourceError: There are none of safetensors.
+    """
+    files = sorted((*folder.glob(_SAFETENSORS), *folder.glob("model*.safetensors")))
+    plain = [file for file in files if not {"fp16", "non_ema"} & set(file.name.split("."))]
+    if not files:
+        others = sorted(file.name for file in folder.glob("*.bin")) if folder.is_dir() else []
+        found = f", only {others[0]}, which is pickled and can run any code" if others else ""
+        raise SourceError(f"{folder}: has no weights of safetensors{found}; fetch the folder again")
+    return plain or files
+
+
+def _count_weights(folder: Path) -> int:
+    """Counts a part's weights by the headers of their files.
+
+    Raises:
+        SourceError: They cannot be read.
+    """
+    count = 0
+    for file in _weight_files(folder):
+        try:
+            opened: Any = safe_open(file, framework="pt")
+            count += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+        except Exception as error:  # the library raises kinds of its own
+            raise SourceError(f"{file}: cannot be read ({first_line(error)}); fetch the folder again") from error
+    return count
+
+
+def _load(path: Path, library: Any, pipeline: _Pipeline, prediction: str) -> PublishedDiffusion:
+    """Loads the parts, in fp32.
+
+    Raises:
+        SourceError: They cannot be read, or do not fit each other.
+    """
+    classes = pipeline.classes[pipeline.denoiser]
+    denoiser = _load_part(path / pipeline.denoiser, getattr(library, classes[0]))
+    autoencoder = _load_part(path / "vae", library.AutoencoderKL)
+    _check_denoiser(path / pipeline.denoiser, denoiser.config)
+    text_encoder, text = None, None
+    if pipeline.reads_texts:
+        text_encoder = _load_part(path / "text_encoder", getattr(transformers, pipeline.classes["text_encoder"][0]))
+        text = text_encoder.config
+    channels, side = denoiser.config.in_channels, denoiser.config.sample_size
+    width = getattr(denoiser.config, "cross_attention_dim", None)
+    predicted = denoiser.config.out_channels
+    has_variance = pipeline.denoiser == "transformer" and predicted == 2 * channels
+    for what, found, expected in (
+        ("reads latents of {} channels", channels, autoencoder.config.latent_channels),
+        ("predicts {} channels", channels if has_variance else predicted, channels),
+        ("attends to states of width {}", width if text else None, text.hidden_size if text else None),
+    ):
+        if found != expected:
+            also = ": it is for inpainting with the mask among its inputs" if found == 9 else ""
+            raise SourceError(f"{path}: its {pipeline.denoiser} {what.format(found)}, not {expected}{also}")
+    sizes = DrawingSizes(
+        latent_shape=(channels, side, side),
+        image_size=side << (len(autoencoder.config.block_out_channels) - 1),
+        max_length=text.max_position_embeddings if text else 0,
+        d_model=text.hidden_size if text else 0,
+    )
+    reads_mask = bool(getattr(text, "use_attention_mask", False))
+    module = PublishedDiffusion(
+        pipeline.make_denoiser(denoiser),
+        autoencoder,
+        None if text_encoder is None else TextStates(text_encoder, reads_mask=reads_mask),
+        sizes=sizes,
+        prediction=prediction,
+    )
+    return module.float().eval()
+
+
+def _load_part(folder: Path, part: Any) -> Any:
+    """Loads a part of a pipeline.
+
+    Raises:
+        SourceError: It cannot be read, or a weight is missing or of another shape.
+    """
+    given: dict[str, Any] = {}
+    if all(".fp16." in file.name for file in _weight_files(folder)):
+        given["variant"] = "fp16"
+    try:
+        with quiet():
+            model, loaded = part.from_pretrained(
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                torch_dtype=torch.float32,
+                **given,
+            )
+    except Exception as error:  # the library raises many kinds
+        raise SourceError(f"{folder}: cannot be read as {part.__name__} ({first_line(error)})") from error
+    for what, names in (("not there", loaded["missing_keys"]), ("of another shape", loaded["mismatched_keys"])):
+        if names := [str(name) for name in names if not str(name).endswith("position_ids")]:
+            raise SourceError(
+                f"{folder}: {len(names)} weights of {part.__name__} are {what} ({min(names)} is the first); fetch the "
+                "folder again"
+            )
+    return model
+
+
+_PLAIN: Final = (
+    "class_embed_type",
+    "addition_embed_type",
+    "encoder_hid_dim",
+    "encoder_hid_dim_type",
+    "time_cond_proj_dim",
+    "num_class_embeds",
+)
+"""Settings of a denoiser that reads more than a latent, a time and what is drawn."""
+
+
+def _check_denoiser(folder: Path, config: Any) -> None:
+    """Checks that a denoiser reads nothing else.
+
+    Raises:
+        SourceError: It does.
+    """
+    for name in _PLAIN:
+        if getattr(config, name, None) is not None:
+            raise SourceError(f"{folder}: has {name} {getattr(config, name)}, an input that no call gives")
+
+
+def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or not 1 <= value <= 1024:
+        raise SourceError(f"{folder / 'config.json'}: {name} is {str(value)[:40]}; a whole number is expected")
+    return value
+
+
+# Tokenizer
+
+
+def _read_tokenizer(folder: Path) -> tuple[Tokenizer, int]:
+    """Returns a tokenizer and its padding token.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    with as_source_error():
+        read = open_tokenizer(folder)
+    if not hasattr(read, "backend_tokenizer") or read.pad_token_id is None:
+        raise SourceError(f"{folder}: is no tokenizer that can be written as tokenizer.json, or has no padding token")
+    return plain_tokenizer(read), int(read.pad_token_id)
+
+
+def _check_tokenizer(path: Path, tokenizer: Tokenizer, pad_id: int, config: Mapping[str, Any]) -> None:
+    """Checks that a tokenizer gives no id that the text encoder does not know.
+
+    Raises:
+        SourceError: It does.
+    """
+    largest = max((pad_id, *tokenizer.get_vocab().values()))
+    if largest >= int(config.get("vocab_size", 0)):
+        raise SourceError(
+            f"{path}: the tokenizer has a token of id {largest}, and the vocabulary of its text encoder ends at "
+            f"{int(config.get('vocab_size', 0)) - 1}; they do not belong together"
+        )
+
+
+# Labels
+
+
+def _read_labels(path: Path, index: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the labels of a model that draws such.
+
+    Raises:
+        SourceError: They are not those of the model.
+    """
+    file, stated, count = path / PIPELINE_FILE, index.get("id2label"), config.get("num_embeds_ada_norm")
+    if not isinstance(stated, dict) or {str(number) for number in range(len(stated))} != set(stated):
+        raise SourceError(f"{file}: id2label does not name the labels from 0 on")
+    if len(stated) != count:
+        raise SourceError(f"{file}: id2label has {len(stated)} labels, and the model {str(count)[:20]}")
+    labels = [str(stated[str(number)]) for number in range(len(stated))]
+    return tuple(
+        label if labels.index(label) == number else f"{label} ({number})" for number, label in enumerate(labels)
+    )
+
+
+# Schedule
+
+
+def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> tuple[Diffusion, tuple[str, ...]]:
+    """Returns the noise schedule and the sampler, and notes.
+
+    Raises:
+        SourceError: The scheduler does something that changes images and is not computed.
+    """
+    file = path / "scheduler" / "scheduler_config.json"
+    content, ours = _read_json(file), _SCHEDULERS[name]
+    count = content.get("num_train_timesteps", 1000)
+    if not isinstance(count, int) or not 1 <= count <= _MOST_TIMES:  # the library makes arrays of as many
+        raise SourceError(f"{file}: num_train_timesteps is {str(count)[:40]}; it is at most {_MOST_TIMES}")
+    with _refusing(file), quiet():
+        stated = dict(getattr(library, name).from_config(content).config)
+    for setting, what in _REFUSED_SETTINGS.items():
+        if stated.get(setting) and not (setting == "clip_sample" and pipeline.mends_schedule):
+            raise SourceError(f"{file}: asks for {what}, which is not computed")
+    betas, prediction = (
+        _BETAS.get(str(stated.get("beta_schedule"))),
+        _PREDICTIONS.get(str(stated.get("prediction_type"))),
+    )
+    for setting, known, found in (
+        ("beta_schedule", _BETAS, betas),
+        ("prediction_type", _PREDICTIONS, prediction),
+    ):
+        if found is None:
+            raise SourceError(f"{file}: {setting} is {str(stated.get(setting))[:40]}; {', '.join(known)} are read")
+    notes: tuple[str, ...] = ()
+    changed = [
+        f"{setting} {stated[setting]}"
+        for setting, expected in _EXPECTED_SETTINGS.items()
+        if ours.is_same and setting in stated and stated[setting] not in (expected, None)
+    ]
+    if ours.sampler == "ddim" and stated.get("timestep_spacing") == "linspace":  # its steps pass the next time
+        changed.append("timestep_spacing linspace")
+    if not ours.is_same or changed:
+        what = name if not changed else f"{name} with {', '.join(changed)}"
+        notes += (f"{what} is not computed: {ours.sampler} makes the steps, at the times of the folder's schedule",)
+    with _refusing(file):
+        noise = DiscreteNoise.model_validate(
+            {
+                "num_train_steps": stated["num_train_timesteps"],
+                "betas": betas,
+                "beta_start": stated["beta_start"],
+                "beta_end": stated["beta_end"],
+                "has_zero_terminal_snr": bool(stated.get("rescale_betas_zero_snr")),
+                "spacing": stated.get("timestep_spacing", "leading"),
+                "steps_offset": 1 if pipeline.mends_schedule else stated.get("steps_offset", 0),
+                "ends_at_image": bool(stated.get("set_alpha_to_one", True)),
+            }
+        )
+        return Diffusion.model_validate(
+            {
+                "schedule": "discrete",
+                "discrete": noise,
+                "prediction": prediction,
+                "condition": "text" if pipeline.reads_texts else "label",
+                "sampler": ours.sampler,
+            }
+        ), notes
+
+
+@contextmanager
+def _refusing(file: Path) -> Iterator[None]:
+    """Turns what the library or the manifest refuses of a scheduler into the error of this package."""
+    try:
+        yield
+    except Exception as error:  # the library raises many kinds
+        raise SourceError(f"{file}: is no schedule that is computed ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    errors: Callable[[], list[Any]] | None = getattr(error, "errors", None)
+    if errors is None:
+        return first_line(error)
+    return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in errors())
