@@ -12,11 +12,11 @@ from headway_server.tasks.prompt_images import PlacedImage, place_media
 TOKEN = 7
 
 
-def place(tiles, *, num_cut=0, grid=Grid(1, 1)):
+def place(tiles, *, num_cut=0):
     """Places images of one embedding a row of their tiles, of whose tokens some were cut."""
     prompt = ImagePrompt(marker="<i>", token=TOKEN, embedding="<i>", tokens_per_tile=len(tiles[0][0]))
     images = [
-        PlacedImage(sent=SentImage(data=b"", field="image", key=bytes([index]) * 32), grid=grid)
+        PlacedImage(sent=SentImage(data=b"", field="image", key=bytes([index]) * 32), grid=Grid(1, 1))
         for index in range(len(tiles))
     ]
     num_tokens = sum(len(tile) for one in tiles for tile in one) - num_cut
