@@ -1147,6 +1147,8 @@ def _as_part(name: str, part: object) -> generation_pb2.ContentPart:
         return generation_pb2.ContentPart(text=part)
     if not isinstance(part, Picture):
         raise TypeError(f"{name}: a part is a str or a Picture, got {type(part).__name__}")
+    if part.image_id and part.image:
+        raise ValueError(f"{name}: a picture has an image or an image_id, not both")
     if part.image_id:
         return generation_pb2.ContentPart(image_id=part.image_id)
     image = _as_image(name, part.image)

@@ -185,7 +185,8 @@ def media_of(
     offsets = None
     if source.image_prompt.positions == "grid":
         offsets = grid_offsets(len(token_ids), positions, [Grid(tile.shape[1], tile.shape[3]) for tile in images])
-    return PromptMedia(positions, embeddings.reshape(-1, embeddings.shape[-1]), (b"",) * len(positions), offsets)
+    rows = tuple(row for tile in embeddings for row in tile)
+    return PromptMedia(positions, rows, (b"",) * len(positions), offsets)
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

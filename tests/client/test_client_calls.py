@@ -26,6 +26,7 @@ from headway_client import (
     ChatMessage,
     HeadwayError,
     Page,
+    Picture,
     RetryPolicy,
     Role,
     SegmentPrompt,
@@ -223,7 +224,8 @@ def test_what_a_model_thinks_comes_apart_from_what_it_says(server: Any, connect:
         (3, TypeError, "a str, a sequence of messages, or a sequence of these"),
         ([3], TypeError, r"conversations\[0\]: a str or a sequence of messages is needed, got int"),
         ([("user", "hi"), "hi"], TypeError, r"conversations\[1\]: a pair of role and content is needed, got str"),
-        ([("user", 3)], TypeError, r"conversations\[0\]: a pair"),
+        ([("user", 3)], TypeError, r"conversations\[0\]: the content is a str"),
+        ([ChatMessage(Role.USER, [Picture(b"a", "id")])], ValueError, "an image or an image_id, not both"),
         (
             [("human", "hi")],
             ValueError,

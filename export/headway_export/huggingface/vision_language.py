@@ -169,7 +169,8 @@ def _attend_cells(query: Tensor, key: Tensor, value: Tensor, scale: float, windo
         count = rows * columns * inner
         flat = [one.reshape(batch, count, heads, width).transpose(1, 2) for one in (query, key, value)]
         part = (count + _PIECES - 1) // _PIECES
-        pieces = functional.pad(flat[0], (0, 0, 0, _PIECES * part - count)).chunk(_PIECES, dim=2)
+        padded = functional.pad(flat[0], (0, 0, 0, _PIECES * part - count))
+        pieces = padded.reshape(batch, heads, _PIECES, part, width).unbind(2)  # `chunk` cannot be traced
         found = []
         for piece in pieces:  # the scores of all would take gigabytes
             weights = (piece @ flat[1].transpose(2, 3) * scale).softmax(dim=-1, dtype=torch.float32)

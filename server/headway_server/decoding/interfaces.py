@@ -45,8 +45,8 @@ class PromptMedia:
 
     positions: NDArray[np.int64]
     """(M,) places in the prompt, rising."""
-    embeddings: NDArray[np.float32]
-    """(M, D)"""
+    embeddings: tuple[NDArray[np.float32], ...]
+    """(M,) of (D,): views of what is held for the images, since joining them copies up to some GiB"""
     keys: tuple[bytes, ...]
     """(M,) what identifies each embedding; images of different content or callers have none in common."""
     offsets: NDArray[np.int64] | None = None

@@ -300,9 +300,10 @@ class ChatTemplate:
             BundleError: The template fails without them.
         """
         loop = asyncio.get_running_loop()
+        of_images = 0 if images is None else sum(map(len, images.texts))
         return [
             await loop.run_in_executor(
-                text_pool(_length(turns, tools, variables)),
+                text_pool(_length(turns, tools, variables) + of_images),
                 partial(self.prompt, turns, field, tools, variables, end, images=images),
             )
             for turns, field in zip(conversations, fields, strict=True)

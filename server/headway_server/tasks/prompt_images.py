@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
 import structlog
@@ -39,6 +39,10 @@ from headway_server.tasks.job import Job
 _ENTRY_BYTES: Final = 500
 """Bytes of a cache entry besides its embeddings."""
 _MIB: Final = 2**20
+
+Embedded: TypeAlias = tuple[NDArray[np.float32], ...]
+"""Embeddings of an image, those of each of its tiles; M in all, with D values each."""
+
 _log = structlog.get_logger(__name__)
 
 
@@ -97,7 +101,7 @@ class PromptImages:
             max_bytes=settings.batching.max_waiting_bytes,
             pace=MeasuredPace(),
         )
-        self._cache: LruCache[bytes, NDArray[np.float32]] = LruCache(
+        self._cache: LruCache[bytes, Embedded] = LruCache(
             "image_embeddings", max_bytes=settings.max_image_embeddings_mib * _MIB, ttl_s=settings.image_ttl
         )
         self._width = width
@@ -148,8 +152,8 @@ class PromptImages:
         """How images stand in prompts."""
         return self._prompt
 
-    async def embed(self, images: Sequence[PlacedImage], job: Job[Any]) -> list[NDArray[np.float32]]:
-        """Returns the embeddings of images, (M, D) each: from the cache, or computed one image after another.
+    async def embed(self, images: Sequence[PlacedImage], job: Job[Any]) -> list[Embedded]:
+        """Returns the embeddings of images: from the cache, or computed one image after another.
 
         Raises:
             InvalidInputError: An image is damaged.
@@ -158,7 +162,7 @@ class PromptImages:
         job.reserve_more(sum(num_embeddings(self._prompt, one.grid) for one in images) * self._width * 4)
         return [await self._embedded(one, job) for one in images]
 
-    async def _embedded(self, image: PlacedImage, job: Job[Any]) -> NDArray[np.float32]:
+    async def _embedded(self, image: PlacedImage, job: Job[Any]) -> Embedded:
         if (found := self._cache.get(image.sent.key)) is not None:
             return found
         num_tiles = 1 if self._prompt.tokens_per_tile is None else image.grid.num_tiles
@@ -180,8 +184,8 @@ class PromptImages:
                 read=_copied,
             )
             job.note(batched.runs)
-        embeddings = np.concatenate(batched.results)
-        self._cache.put(image.sent.key, embeddings, embeddings.nbytes + _ENTRY_BYTES)
+        embeddings = tuple(batched.results)
+        self._cache.put(image.sent.key, embeddings, sum(tile.nbytes + _ENTRY_BYTES for tile in embeddings))
         return embeddings
 
 
@@ -225,7 +229,7 @@ def place_media(
     input_ids: NDArray[np.int64],
     prompt: ImagePrompt,
     images: Sequence[PlacedImage],
-    embeddings: Sequence[NDArray[np.float32]],
+    embeddings: Sequence[Embedded],
     *,
     field: str,
 ) -> PromptMedia | None:
@@ -239,19 +243,19 @@ def place_media(
     positions = np.flatnonzero(input_ids == prompt.token)
     if not len(positions):
         return None
-    joined = np.concatenate(embeddings)
+    rows = [row for tiles in embeddings for tile in tiles for row in tile]
     offsets = None
     if prompt.positions == "grid":
-        if len(positions) < len(joined):
+        if len(positions) < len(rows):
             raise InvalidInputError(field, "is too long, and would be cut within its images; leave out older turns")
         offsets = grid_offsets(len(input_ids), positions, [one.grid for one in images])
     keys = [
         one.sent.key + row.to_bytes(4, "little")
-        for one, rows in zip(images, embeddings, strict=True)
-        for row in range(len(rows))
+        for one, tiles in zip(images, embeddings, strict=True)
+        for row in range(sum(map(len, tiles)))
     ]
-    first = len(joined) - len(positions)
-    return PromptMedia(positions, joined[first:], tuple(keys[first:]), offsets)
+    first = len(rows) - len(positions)
+    return PromptMedia(positions, tuple(rows[first:]), tuple(keys[first:]), offsets)
 
 
 def grid_offsets(length: int, positions: NDArray[np.int64], grids: Sequence[Grid]) -> NDArray[np.int64]:

@@ -373,11 +373,11 @@ class DecoderRunner:
         if POSITION_OFFSETS in self._input_names:
             shape = inputs["input_ids"].shape
             binding.bind_inputs({POSITION_OFFSETS: self._position_offsets(first_slot, *shape, media=media)})
-        if media is None:
+        if media is None or not media.embeddings:
             self._run(binding, **inputs)
             return
         assert self._no_media, "calls with images are checked"
-        binding.bind_inputs({MEDIA_POSITIONS: media.positions, MEDIA_EMBEDDINGS: media.embeddings})
+        binding.bind_inputs({MEDIA_POSITIONS: media.positions, MEDIA_EMBEDDINGS: np.stack(media.embeddings)})
         try:
             self._run(binding, **inputs)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from headway_server.configuration import nearest_name
 from headway_server.errors import InvalidInputError, UnknownFieldError
@@ -39,8 +40,8 @@ class Part(BaseModel):
 class Body(Part):
     """A request."""
 
-    union_names: ClassVar[frozenset[str]] = frozenset()
-    """Names of union members among its parts, which are not names of fields."""
+    union_tags: ClassVar[frozenset[str]] = frozenset()
+    """Tags of union members among its parts. They and the names of parts are not names of fields."""
 
     @classmethod
     def read(cls, body: bytes) -> Self:
@@ -63,14 +64,16 @@ class Body(Part):
     def _problem(cls, error: ValidationError) -> InvalidInputError:
         """Describes the first wrong field; for a union, in the closest member."""
         errors = error.errors(include_url=False, include_input=False)
-        first = max(errors, key=lambda each: len(each["loc"]) if each["loc"][0] == errors[0]["loc"][0] else 0)
+        of_others = {each["loc"][:-1] for each in errors if _is_type(each)}  # members of unions that are not meant
+
+        def closeness(each: ErrorDetails) -> tuple[int, bool]:
+            loc = each["loc"]
+            is_other = any(loc[:length] in of_others for length in range(len(loc)))
+            return (len(loc), not is_other) if loc[0] == errors[0]["loc"][0] else (0, False)
+
+        first = max(errors, key=closeness)
         is_unknown = first["type"] == "extra_forbidden"
-        given = {0, len(first["loc"]) - 1} if is_unknown else {0}  # positions that are not union members
-        names = [
-            part
-            for index, part in enumerate(first["loc"])
-            if index in given or not (isinstance(part, str) and ("[" in part or part in cls._unions()))
-        ]
+        names = cls._names(first["loc"], ends_with_field=is_unknown or first["type"] == "missing")
         field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in names).lstrip(".")
         if is_unknown:
             near = nearest_name(field, cls.model_fields) if len(names) == 1 else ""
@@ -79,8 +82,31 @@ class Body(Part):
             return InvalidInputError(field, "is missing; give it")
         if first["type"] == "value_error":  # of a validator of this server
             return InvalidInputError(field, str(first["ctx"]["error"]))
+        if _is_type(first):
+            types = dict.fromkeys(
+                each["ctx"]["expected"] for each in errors if _is_type(each) and cls._names(each["loc"]) == names
+            )
+            return InvalidInputError(field, f"input should be {' or '.join(types)}")
+        if first["type"] == "model_type":
+            return InvalidInputError(field, "input should be an object")
         return InvalidInputError(field, str(first["msg"])[:1].lower() + str(first["msg"])[1:])
 
     @classmethod
-    def _unions(cls) -> frozenset[str]:
-        return cls.union_names | {"str", "int", "float", "bool"}
+    def _names(cls, loc: tuple[int | str, ...], *, ends_with_field: bool = False) -> list[int | str]:
+        """Returns the path of an error without the members of unions."""
+        given = {0, len(loc) - 1} if ends_with_field else {0}  # positions that are not union members
+        members = cls.union_tags | {"str", "int", "float", "bool"} | _names_of_parts(Part)
+        return [
+            part
+            for index, part in enumerate(loc)
+            if index in given or not (isinstance(part, str) and ("[" in part or part in members))
+        ]
+
+
+def _names_of_parts(kind: type[Part]) -> set[str]:
+    return {kind.__name__}.union(*map(_names_of_parts, kind.__subclasses__()))
+
+
+def _is_type(error: ErrorDetails) -> bool:
+    """Returns True if an object has another `type` than a model."""
+    return error["type"] == "literal_error" and error["loc"][-1] == "type"

@@ -733,12 +733,21 @@ WRONG = [
     ("chat/completions", {"messages": [{"role": "aide", "content": "x"}]}, 400, "messages[0].role", "'system'"),
     ("chat/completions", {"messages": [{"role": "user", "content": ""}]}, 400, "messages[0].content", "is empty"),
     ("chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content", "is missing"),
-    (
-        "chat/completions",
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
-        400,
-        "messages[0].content[0].type",
-        "input should be 'text'",
+    *(
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [part]}]},
+            400,
+            f"messages[0].content[0].{name}",
+            says,
+        )
+        for part, name, says in (
+            ({"type": "image_url", "image_url": {"url": "x"}}, "image_url.url", "is not a data URL"),
+            ({"type": "image_url", "image_url": "x"}, "image_url", "input should be an object"),
+            ({"type": "image_url", "image_ulr": {"url": "x"}}, "image_url", "is missing"),
+            ({"type": "text", "txt": "x"}, "text", "is missing"),
+            ({"type": "file"}, "type", "input should be 'text' or 'refusal' or 'image_url'"),
+        )
     ),
     (
         "chat/completions",

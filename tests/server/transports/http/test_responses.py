@@ -298,8 +298,12 @@ WRONG = {
         "not stored",
     ),
     "input[0].content[0].type": (
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-        "input_text",
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
+        "input_image",
+    ),
+    "input[0].content[0].image_url": (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "x"}]}]},
+        "is missing",
     ),
     "input[0].role": ({"input": [{"role": "aide", "content": "x"}]}, "'user'"),
     "input[0].content": ({"input": [{"role": "user", "content": ""}]}, "is empty"),

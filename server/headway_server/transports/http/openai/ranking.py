@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -35,8 +35,6 @@ class RerankBody(ModelBody):
 
     `texts`, `return_text` and `raw_scores` are Text Embeddings Inference's, `top_k` and `truncation` are Voyage's.
     """
-
-    union_names: ClassVar = ModelBody.union_names | {"Document"}
 
     model: str = ""
     query: str

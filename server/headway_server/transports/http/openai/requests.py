@@ -64,9 +64,7 @@ def _schema(given: str | dict[str, Any] | None) -> str | None:
 class ModelBody(Body):
     """A request."""
 
-    union_names: ClassVar = frozenset(
-        {"TextFormat", "JsonSchemaFormat", "json_object", "NamedChoice", "TextPart", "RefusalPart", "ImagePart"}
-    )
+    union_tags: ClassVar = frozenset({"json_object"})
     without_effect: ClassVar = frozenset(
         {
             "metadata",

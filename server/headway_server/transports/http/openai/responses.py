@@ -231,9 +231,7 @@ class ResponseStreamOptions(Part):
 class ResponseBody(SamplingBody):
     """A request of `/v1/responses`, read as a chat completion. Fields of `SamplingBody` are extensions here too."""
 
-    union_names: ClassVar = SamplingBody.union_names | {
-        "FunctionChoice",
-        "ItemText",
+    union_tags: ClassVar = SamplingBody.union_tags | {
         "json_schema",
         "text",
         "message",
