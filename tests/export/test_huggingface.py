@@ -238,7 +238,9 @@ def test_a_chat_template_of_parts_is_given_parts(tmp_path):
     chat = check_chat_template(source.chat_template, source.tokenizer, source.special_tokens)
     turns = (ChatTurn(role="user", content="the rain"), ChatTurn(role="assistant", content="so"))
     assert chat.prompt(turns, "conversation", ()).text == "<s>the rain</s><s>so</s>"
-    assert notes == ("images: not served; the bundle is the language model inside, for texts",)
+    without, reason = notes
+    assert without == "images: not served; the bundle is the language model inside, for texts"
+    assert reason.startswith("images: their processor cannot be followed")
 
 
 def test_images_are_named_of_a_family_whose_language_model_the_library_takes_out_itself(tmp_path):
