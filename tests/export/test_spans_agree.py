@@ -58,7 +58,7 @@ def test_spans_agree(form, covering):
         scores = np.log(generator.dirichlet(np.full(len(scheme.names), 0.4), len(encoding.ids)) + 1e-6).astype(
             np.float32
         )
-        expected = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
+        expected = predict_spans(scores, find_subwords(text, encoding.offsets), scheme, text)
         found = decoder.decode_text(scores, text, encoding.offsets)
         assert [span[:3] for span in found] == [(span.start, span.end, span.label) for span in expected]
         np.testing.assert_allclose(

@@ -82,7 +82,7 @@ def test_tags_are_found_as_in_training(folders, client):
         ids = torch.tensor([encoded.input_ids])
         scores = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1).numpy()
         scheme = TagScheme(("name",), covering=False)
-        expected = predict_spans(scores, find_subwords(text, encoded.offset_mapping), scheme)
+        expected = predict_spans(scores, find_subwords(text, encoded.offset_mapping), scheme, text)
         assert [(one.span.start, one.span.end) for one in result.spans] == [(span.start, span.end) for span in expected]
 
 

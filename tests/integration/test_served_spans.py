@@ -47,7 +47,7 @@ def test_the_served_spans_and_their_f1_are_pytorchs(
         encoding = source.tokenizer.encode(text)
         logits = reference.outputs(source.module, np.array(encoding.ids))["logits"].astype(np.float64)
         scores = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        spans = predict_spans(scores, find_subwords(text, encoding.offsets), scheme)
+        spans = predict_spans(scores, find_subwords(text, encoding.offsets), scheme, text)
         own.append([(span.start, span.end, scheme.labels[span.label]) for span in spans])
         assert [(one.span.start, one.span.end, one.label) for one in result.spans] == own[-1]
         probabilities = [span.probability for span in spans]
