@@ -33,7 +33,7 @@ def test_the_way_of_images_into_prompts_is_read(tmp_path, family):
         image = [source.image_prompt.token] * embedded.shape[1]
         ids = np.array([5, 6, *image, 7, 8, 9, *image, 10, 11])
         media = media_of(source, ids, tiles.numpy(), embedded.numpy())
-        given = [torch.from_numpy(media.positions), torch.from_numpy(media.embeddings)]
+        given = [torch.from_numpy(media.positions), torch.from_numpy(np.stack(media.embeddings))]
         given += [] if media.offsets is None else [torch.from_numpy(media.offsets)[None]]
         asked = torch.arange(len(ids))
         found = generation_logits(source.module, ids, media=tuple(given))
