@@ -16,7 +16,7 @@ import transformers
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import GenerationConfig
+from transformers import AutoFeatureExtractor, GenerationConfig
 
 from headway_export.errors import ExportError, SourceError, reason_of
 from headway_export.given import GivenInputs
@@ -32,7 +32,7 @@ from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
 from headway_training import folders
 from headway_training.errors import CheckpointError
-from headway_training.folders import plain_tokenizer
+from headway_training.folders import first_line, plain_tokenizer
 
 _TEXT_INPUTS: Final = frozenset((
     "attention_mask", "cache", "decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds",
@@ -518,6 +518,20 @@ def num_experts(config: Any) -> int:
     parts = (config, config.get_text_config(), getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in names)
     return next((count for count in counts if isinstance(count, int) and count > 1), 0)
+
+
+def read_extractor(folder: ModelFolder) -> Any:
+    """Reads the feature extractor of a model of sounds.
+
+    Raises:
+        SourceError: There is none.
+    """
+    try:
+        return AutoFeatureExtractor.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the library raises many kinds
+        raise SourceError(
+            f"{folder.path}: does not say how it hears ({first_line(error)}); it needs preprocessor_config.json"
+        ) from error
 
 
 def as_ids(value: int | Sequence[int] | None) -> list[int]:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import (
     ASTFeatureExtractor,
-    AutoFeatureExtractor,
     AutoModelForAudioClassification,
     AutoModelForCTC,
     LasrFeatureExtractor,
@@ -30,14 +29,13 @@ from transformers import (
 )
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, as_source_error
+from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, Ctc, FilterBank, Normalization, SoundPreprocessing
 from headway_server.preprocessing import TextTokenizer
 from headway_server.preprocessing.sound import SoundReader
 from headway_server.tasks.speech.ctc import CtcReader
 from headway_training import folders
-from headway_training.folders import first_line
 
 WINDOW_S: Final = 30.0
 """Longest sound that is read at once: attention takes memory by its square."""
@@ -164,12 +162,7 @@ def read_sound(folder: ModelFolder, model: nn.Module) -> SoundPreprocessing:
     Raises:
         SourceError: It is not said, or in a way that cannot be served.
     """
-    try:
-        extractor = AutoFeatureExtractor.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise SourceError(
-            f"{folder.path}: does not say how it hears ({first_line(error)}); it needs preprocessor_config.json"
-        ) from error
+    extractor = read_extractor(folder)
     window = round(WINDOW_S * extractor.sampling_rate)
     if (found := _map(extractor)) is None:
         raise SourceError(f"{folder.path}: hears by {type(extractor).__name__}, which is not supported")

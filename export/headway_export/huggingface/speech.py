@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor
+from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from headway_export.errors import SourceError
@@ -23,11 +23,10 @@ from headway_export.huggingface.encoder_decoders import (
     random_tokens,
     read_generation_config,
 )
-from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.folder import ModelFolder, read_extractor
 from headway_export.source import ExportSource
 from headway_server.bundles import AudioPreprocessing, Languages, SpeechTokens
 from headway_server.preprocessing.audio import LogMel
-from headway_training.folders import first_line
 
 SPEECH_HEADS: Final = ("WhisperForConditionalGeneration",)
 """Architectures that write what is said."""
@@ -106,12 +105,7 @@ def _read_preprocessing(folder: ModelFolder) -> AudioPreprocessing:
     Raises:
         SourceError: It is not said, or in another way than Whisper's.
     """
-    try:
-        extractor = AutoFeatureExtractor.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
-    except Exception as error:  # the library raises many kinds
-        raise SourceError(
-            f"{folder.path}: does not say how it hears ({first_line(error)}); it needs preprocessor_config.json"
-        ) from error
+    extractor = read_extractor(folder)
     if not isinstance(extractor, WhisperFeatureExtractor):
         raise SourceError(f"{folder.path}: hears by {type(extractor).__name__}; WhisperFeatureExtractor is supported")
     config = folder.config

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -169,17 +170,18 @@ def _with_longer_side(width: int, height: int, longer: int) -> tuple[int, int]:
 
 def _nearest_grid(width: int, height: int, tile: ImagePreprocessing, division: ImageTiles) -> Grid:
     """Returns the grid whose proportions are nearest to an image's, as image processors of InternVL choose it."""
-    most = demanded(division.max_count)
-    grids = [
-        (columns, rows)
-        for columns in range(1, most + 1)
-        for rows in range(1, most + 1)
-        if division.min_count <= columns * rows <= most
-    ]
-    best, least = (1, 1), math.inf
-    for columns, rows in sorted(grids, key=lambda one: one[0] * one[1]):
+    best, least = Grid(1, 1), math.inf
+    for rows, columns in _grids(division.min_count, demanded(division.max_count)):
         difference = abs(width / height - columns / rows)
         covers_half = width * height > 0.5 * tile.width * tile.height * columns * rows
         if difference < least or (difference == least and covers_half):
-            best, least = (columns, rows), difference
-    return Grid(rows=best[1], columns=best[0])
+            best, least = Grid(rows, columns), difference
+    return best
+
+
+@cache
+def _grids(least: int, most: int) -> list[Grid]:
+    """Returns the grids of `least` to `most` tiles, the smallest first; of equal ones that with fewer columns."""
+    sides = range(1, most + 1)
+    grids = [Grid(rows, columns) for columns in sides for rows in sides if least <= rows * columns <= most]
+    return sorted(grids, key=lambda grid: grid.rows * grid.columns)
