@@ -5,10 +5,10 @@ Unknown fields are refused by name. Nulls, and fields without effect, are ignore
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 
 from headway_server.configuration import nearest_name
 from headway_server.errors import InvalidInputError, UnknownFieldError
@@ -66,7 +66,7 @@ class Body(Part):
         errors = error.errors(include_url=False, include_input=False)
         of_others = {each["loc"][:-1] for each in errors if _is_type(each)}  # members of unions that are not meant
 
-        def closeness(each: ErrorDetails) -> tuple[int, bool]:
+        def closeness(each: Mapping[str, Any]) -> tuple[int, bool]:
             loc = each["loc"]
             is_other = any(loc[:length] in of_others for length in range(len(loc)))
             return (len(loc), not is_other) if loc[0] == errors[0]["loc"][0] else (0, False)
@@ -107,6 +107,6 @@ def _names_of_parts(kind: type[Part]) -> set[str]:
     return {kind.__name__}.union(*map(_names_of_parts, kind.__subclasses__()))
 
 
-def _is_type(error: ErrorDetails) -> bool:
+def _is_type(error: Mapping[str, Any]) -> bool:
     """Returns True if an object has another `type` than a model."""
-    return error["type"] == "literal_error" and error["loc"][-1] == "type"
+    return bool(error["type"] == "literal_error" and error["loc"][-1] == "type")
