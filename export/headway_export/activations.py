@@ -21,7 +21,6 @@ from headway_export.candidate import named_source
 from headway_export.errors import SourceError
 from headway_export.inputs import Inputs
 from headway_export.rewriting import copy_graph, row_maxima_of
-from headway_export.source import ExportSource
 from headway_export.tracing import TracedGraph, TracedModel
 from headway_server.batching import Tensors
 from headway_server.bundles.chain import VERIFIES
@@ -33,11 +32,10 @@ RowMaxima = Mapping[str, NDArray[np.float32]]
 """By the name of an activation, what the highest level stands for in each row that was read."""
 
 
-def row_maxima(source: ExportSource, traced: TracedModel, inputs: Inputs) -> dict[str, RowMaxima]:
+def row_maxima(traced: TracedModel, inputs: Inputs) -> dict[str, RowMaxima]:
     """Runs the graphs of a variant and returns what their activations reach, by role.
 
     Args:
-        source: What they were traced of.
         traced: The graphs, after `QuantizeProducts`.
         inputs: What they read.
 
@@ -47,13 +45,13 @@ def row_maxima(source: ExportSource, traced: TracedModel, inputs: Inputs) -> dic
     if any(state.update == "replace" for state in traced.state):
         raise SourceError("int8-static: a recurrent decoder has a scale a row alone; leave this precision out")
     recorders = {graph.role: _Recorder(graph) for graph in traced.graphs}
-    num_patches = source.limits.max_input_tokens or 0
     for text in inputs.texts:
         step = recorders["decoder"].step(text.token_ids)
         if (read := text.source) is not None:
-            item = named_source(read) if read.ndim > 1 else text_tensors(read)
-            step |= recorders["encoder"].run(_batch_of_one(item))
-            step["source_mask"] = np.ones((1, len(read) if read.ndim == 1 else num_patches), np.int64)
+            item = named_source(read) if read.dtype.kind == "f" else text_tensors(read)
+            encoded = recorders["encoder"].run(_batch_of_one(item))
+            step |= encoded
+            step["source_mask"] = np.ones((1, next(iter(encoded.values())).shape[2]), np.int64)
         recorders["decoder"].run(step)
     for item in inputs.items:
         recorders["model"].run(_batch_of_one(item))

@@ -5,7 +5,7 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from headway_server.decoding.runner.state import SlotState, fixed_size
 from headway_server.decoding.speculation.verifier import Verifier
 from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
+from headway_server.preprocessing.sound import SoundReader
 from headway_server.preprocessing.tiles import Grid
 from headway_server.runtime import Runtime, Session, give_back_memory
 from headway_server.tasks.prompt_images import grid_offsets
@@ -157,7 +158,7 @@ def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
 def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], folder: Path) -> list[CrossTensors]:
     """Encodes sentences, int64 (S,) each, images or audio in one batch, or in several if these are long.
 
-    Images are float32 (3, height, width) each, and windows of audio float32 (mel bins, frames).
+    Images are float32 (3, height, width) each, and windows of audio float32, features of two axes or samples (N,).
 
     Args:
         encoder: The encoder.
@@ -165,7 +166,7 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
         folder: Where temporary files are made of what a decoder reads of them.
     """
     inputs = [EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources]
-    longest = max(len(one) if one.ndim == 1 else one.shape[-1] for one in sources)
+    longest = max(max(one.shape) for one in sources)
     rows = max(1, _MOST_SCORES // longest**2)
     encoded: list[CrossTensors] = []
     for start in range(0, len(inputs), rows):
@@ -191,16 +192,26 @@ def media_of(
 
 def named_source(source: NDArray[Any]) -> Tensors:
     """Returns what an encoder reads by the name that its graph gives it."""
-    return {{1: "input_ids", 2: "input_features", 3: "pixel_values"}[source.ndim]: source}
+    one_axis = "input_ids" if source.dtype.kind == "i" else "input_values"
+    return {{1: one_axis, 2: "input_features", 3: "pixel_values"}[source.ndim]: source}
 
 
-def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDArray[np.float32]:
-    """Makes a model's input of recordings, as a server does: (N, mel bins, frames).
+def audio_reader(source: ExportSource) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+    """Returns what makes the encoder's input of the samples of a window, (N,), as a server does."""
+    if (sound := source.sound) is not None:
+        reader = SoundReader(sound, None, max_bytes=0)
+        return lambda samples: reader.input_of(samples)[sound.input_name]
+    assert source.audio_preprocessing is not None, "a model of audio has its preprocessing"
+    return LogMel(source.audio_preprocessing).features
+
+
+def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> list[NDArray[np.float32]]:
+    """Makes a model's input of recordings, as a server does.
 
     Raises:
         SourceError: They have another rate than the model hears, or one is longer than a window.
     """
-    audio = source.audio_preprocessing
+    audio = source.audio_preprocessing or source.sound
     assert audio is not None, "a model of audio has its preprocessing"
     if data.rate != audio.sampling_rate:
         raise SourceError(
@@ -210,10 +221,10 @@ def features_of(source: ExportSource, data: EvaluationData, rows: slice) -> NDAr
     if (longest := max(map(len, data.recordings))) > audio.window_samples:
         raise SourceError(
             f"{data.dataset}: a recording has {longest / data.rate:.1f} s, and {source.name} hears "
-            f"{audio.window_s:g} s at once; cut it"
+            f"{audio.window_samples / audio.sampling_rate:g} s at once; cut it"
         )
-    log_mel = LogMel(audio)
-    return np.stack([log_mel.features(to_float(one)) for one in data.recordings[rows]])
+    read = audio_reader(source)
+    return [read(to_float(one)) for one in data.recordings[rows]]
 
 
 def open_sources(runner: DecoderRunner, sources: Sequence[CrossTensors]) -> None:

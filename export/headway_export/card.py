@@ -249,7 +249,8 @@ def _limits(manifest: Manifest) -> str:
     limits, exported = manifest.limits, task_of(manifest.task)
     sentences = []
     audio = manifest.audio_preprocessing
-    if limits.max_input_tokens is not None and manifest.image_preprocessing is None and audio is None:
+    reads_text = manifest.image_preprocessing is None and audio is None and manifest.sound is None
+    if limits.max_input_tokens is not None and reads_text:
         sentences.append(f"An input has at most {limits.max_input_tokens} tokens.")
     if limits.max_total_tokens is not None:
         sentences.append(f"{exported.words_of_total} at most {limits.max_total_tokens} tokens.")

@@ -230,7 +230,7 @@ class _Prover:
             if Precision.INT8_STATIC in wanted:
                 quantized = self._quantize(for_cpu, Precision.INT8)
                 self._progress("int8-static: reading what activations reach")
-                maxima = row_maxima(self._source, quantized, self._calibration)
+                maxima = row_maxima(quantized, self._calibration)
                 del quantized
                 variants[Precision.INT8_STATIC] = self._prove_static(for_cpu, maxima)
         if Precision.INT4 in wanted:

@@ -124,8 +124,10 @@ def decode_greedily(
 # Captioning
 
 
-def write_greedily(candidate: Candidate, batches: Iterable[NDArray[np.float32]], start: NDArray[np.int64]) -> list[str]:
-    """Writes a text of each image, (N, 3, height, width), or window of audio, (N, mel bins, frames), greedily.
+def write_greedily(
+    candidate: Candidate, batches: Iterable[Sequence[NDArray[np.float32]]], start: NDArray[np.int64]
+) -> list[str]:
+    """Writes a text of each image, (3, height, width), or window of audio, (mel bins, frames), greedily.
 
     Args:
         candidate: The variant.

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, AutoModelForSeq2SeqLM
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -46,7 +47,7 @@ from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
-from headway_training.models.parts.attention import Attend, AttendCross, TextScoring, padding_attention
+from headway_training.models.parts.attention import Attend, AttendCross, TextScoring, full_attention, padding_attention
 from headway_training.positions import is_position_name
 
 _MARK: Final = "attends_to_source"
@@ -93,9 +94,12 @@ class HuggingFaceEncoderDecoder(nn.Module):
         """(B, S), (B, S) -> (B, S, D)."""
         return self._encode(attention_mask, input_ids=input_ids, attention_mask=attention_mask)
 
-    def _encode(self, mask: Tensor, **inputs: Tensor) -> Tensor:
-        """Encodes the inputs of the library's encoder, which attends where the mask (B, S) is 1: -> (B, S, D)."""
-        attend = padding_attention(mask)
+    def _encode(self, mask: Tensor | None, **inputs: Tensor) -> Tensor:
+        """Encodes the inputs of the library's encoder, which attends where the mask (B, S) is 1: -> (B, S, D).
+
+        Without a mask it attends to all positions.
+        """
+        attend = full_attention() if mask is None else padding_attention(mask)
 
         def attend_layer(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **scoring: Unpack[TextScoring]
@@ -185,13 +189,21 @@ class OwnEncoderDecoder(OwnTarget):
         hook = layer.register_forward_hook(lambda _module, _inputs, outputs: weights.append(_weights_of(outputs)))
         read: dict[str, Any] = self._read(source)
         if memory is not None:
-            read[self._source], read["encoder_outputs"] = None, BaseModelOutput(last_hidden_state=memory)
+            read[self._source], read["encoder_outputs"] = None, _Memory(last_hidden_state=memory)
         try:
             with asked_logits(self.model, positions):
                 output = self.model(**read, decoder_input_ids=target_ids, use_cache=False, return_dict=True)
         finally:
             hook.remove()
         return output.logits, weights[0]
+
+
+@dataclass
+class _Memory(BaseModelOutput):  # type: ignore[misc]  # the library has no types
+    """What an encoder has made of one source."""
+
+    attention_mask: Tensor | None = None
+    """Of its positions, which Moonshine asks for; None: it attends to all."""
 
 
 def _weights_of(outputs: Sequence[Tensor | None]) -> Tensor:
@@ -245,6 +257,7 @@ class _CrossLayer:
             self._key, self._value = (cast("nn.Linear", getattr(module, name)) for name in names)
             self.width = self._key.in_features
         self._head_dim = next(int(size) for name in _HEAD_DIM if (size := getattr(module, name, 0)))
+        self._padding = int(getattr(module, "head_dim_padding", 0))  # which a layer adds to queries, keys and values
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """(B, S, D) -> twice (B, S, H, K)."""
@@ -255,7 +268,8 @@ class _CrossLayer:
 
     def _split(self, states: Tensor) -> Tensor:
         """(B, S, H * K) -> (B, S, H, K)."""
-        return states.reshape(*states.shape[:-1], -1, self._head_dim)
+        states = states.reshape(*states.shape[:-1], -1, self._head_dim)
+        return functional.pad(states, (0, self._padding)) if self._padding else states
 
 
 def cross_attentions(decoder: nn.Module) -> list[nn.Module]:

@@ -282,6 +282,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="Moonshine, Speech2Text",
+        task="`transcription` ([speech.md](speech.md#moonshine-and-speech2text))",
+        compared="transcripts equal `generate`, greedy and with three beams",
+    ),
+    Families(
+        kind="",
         names="Wav2Vec2, Wav2Vec2-BERT, Parakeet with CTC",
         task="`ctc_transcription` ([speech.md](speech.md#models-without-a-decoder))",
         compared="texts; of long audio of Wav2Vec2, the text and the times of words by the pipeline",
@@ -497,7 +503,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
     "segments of images": ("GroupVit", "MaskFormer"),
     "speech and sounds": (
-        "Musicgen", "Speech2Text", "SpeechT5",
+        "Musicgen", "SpeechT5",
     ),
     "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),

@@ -24,6 +24,7 @@ from transformers import (
     ParakeetFeatureExtractor,
     ParakeetTokenizer,
     SeamlessM4TFeatureExtractor,
+    Speech2TextFeatureExtractor,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2FeatureExtractor,
 )
@@ -89,7 +90,7 @@ def read_ctc(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         own = folders.open_tokenizer(folder.path)
     tokenizer, delimiter = _plain_tokenizer(folder, own)
     model = _load(folder, AutoModelForCTC)
-    sound = read_sound(folder, model)
+    sound = read_sound(folder, HuggingFaceSounds(model))
     unit = _samples_per_frame(folder, model, sound)
     rate = sound.sampling_rate
     window, stride = (round(seconds * rate / unit) * unit for seconds in (WINDOW_S, STRIDE_S))
@@ -132,7 +133,7 @@ def read_sound_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
         make_reference=lambda: HuggingFaceSounds(_load(folder, AutoModelForAudioClassification)).eval(),
         labels=labels,
         classification=scheme,
-        sound=read_sound(folder, model),
+        sound=read_sound(folder, HuggingFaceSounds(model)),
     )
     return source, ()
 
@@ -159,6 +160,10 @@ def _plain(module: nn.Module) -> nn.Module:
 def read_sound(folder: ModelFolder, model: nn.Module) -> SoundPreprocessing:
     """Reads how sounds are prepared, and compares that with `transformers`.
 
+    Args:
+        folder: The model's.
+        model: Gives what it makes of the inputs of a batch.
+
     Raises:
         SourceError: It is not said, or in a way that cannot be served.
     """
@@ -173,7 +178,7 @@ def read_sound(folder: ModelFolder, model: nn.Module) -> SoundPreprocessing:
     return sound
 
 
-def _map(extractor: Any) -> dict[str, Any] | None:
+def _map(extractor: Any) -> dict[str, Any] | None:  # noqa: PLR0911 (a case for each kind)
     """Says in the manifest's words what a feature extractor does; None: it is none that is known."""
     rate = int(extractor.sampling_rate)
     match extractor:
@@ -191,6 +196,26 @@ def _map(extractor: Any) -> dict[str, Any] | None:
             )
             normalization = Normalization(of="bins", epsilon=1e-7)
             return {"filter_bank": bank, "normalization": normalization, "stacked_frames": extractor.stride}
+        case Speech2TextFeatureExtractor():
+            if extractor.dither or (
+                extractor.do_ceptral_normalize and not (extractor.normalize_means and extractor.normalize_vars)
+            ):
+                return None
+            bank = FilterBank(
+                num_mel_bins=extractor.num_mel_bins,
+                window="povey",
+                min_frequency=20.0,
+                max_frequency=rate // 2,
+                scale=2.0**15,
+                **_KALDI,
+                **_KALDI_LOUD,
+            )
+            # Where a bin is constant, as in silence, the library divides by zero.
+            normalization = Normalization(of="bins", epsilon=1e-12, is_of_population=True)
+            return {
+                "filter_bank": bank,
+                "normalization": normalization if extractor.do_ceptral_normalize else None,
+            }
         case ASTFeatureExtractor():
             bank = FilterBank(
                 num_mel_bins=extractor.num_mel_bins,
@@ -261,16 +286,16 @@ def _shortest(folder: ModelFolder, model: nn.Module, sound: SoundPreprocessing) 
         return bool(logits.size) and bool(np.isfinite(logits).all())
 
     if not is_read(_MOST_SHORTEST):
-        raise SourceError(f"{folder.path}: {type(model).__name__} does not read sounds of {_MOST_SHORTEST} samples")
+        raise SourceError(f"{folder.path}: its model does not read sounds of {_MOST_SHORTEST} samples")
     bank = sound.filter_bank
     least = bank.frame_length if bank is not None and not bank.is_centered else 1
     return bisect_left(range(_MOST_SHORTEST), True, lo=least, key=is_read)
 
 
 def _logits(model: nn.Module, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns the logits of one input."""
+    """Returns what a model makes of one input."""
     with torch.inference_mode():
-        logits: Tensor = HuggingFaceSounds(model)(torch.from_numpy(values)[np.newaxis])[0]
+        logits: Tensor = model(torch.from_numpy(values)[np.newaxis])[0]
     return logits.numpy()
 
 
@@ -284,8 +309,9 @@ def _samples_per_frame(folder: ModelFolder, model: nn.Module, sound: SoundPrepro
         SoundReader(sound, None, max_bytes=0),
         np.random.default_rng(0).normal(size=_FIRST + _FURTHER).astype(np.float32),
     )
+    sounds = HuggingFaceSounds(model)
     short, long = (
-        len(_logits(model, reader.input_of(noise[:size])[sound.input_name])) for size in (_FIRST, _FIRST + _FURTHER)
+        len(_logits(sounds, reader.input_of(noise[:size])[sound.input_name])) for size in (_FIRST, _FIRST + _FURTHER)
     )
     if long <= short or _FURTHER % (long - short):
         raise SourceError(

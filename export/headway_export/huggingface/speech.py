@@ -1,20 +1,26 @@
-"""Models of speech: Whisper, whose encoder hears a log-mel spectrogram and whose decoder is told by tokens what to do.
+"""Models of speech that write it down by a decoder.
 
-N samples, M mel bins, F frames, S positions of a window (F / 2), D model width.
+The encoder of Whisper hears a log-mel spectrogram of one length, and its decoder is told by tokens what to do.
+Moonshine hears samples, and Speech2Text a filter bank's energies, of any length up to a window.
+
+N samples, M mel bins, F frames, S positions of a window, D model width.
 """
 
 from __future__ import annotations
 
+import random
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import AutoModelForSpeechSeq2Seq, Speech2TextTokenizer, WhisperFeatureExtractor
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
+from headway_export import synthetic
 from headway_export.errors import SourceError
 from headway_export.huggingface.encoder_decoders import (
     HuggingFaceEncoderDecoder,
@@ -23,13 +29,23 @@ from headway_export.huggingface.encoder_decoders import (
     random_tokens,
     read_generation_config,
 )
-from headway_export.huggingface.folder import ModelFolder, read_extractor
+from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor
+from headway_export.huggingface.sounds import read_sound
+from headway_export.huggingface.tokenizers import convert_pieces
 from headway_export.source import ExportSource
-from headway_server.bundles import AudioPreprocessing, Languages, SpeechTokens
+from headway_server.bundles import AudioPreprocessing, Languages, SoundPreprocessing, SpeechTokens
 from headway_server.preprocessing.audio import LogMel
+from headway_server.preprocessing.sound import SoundReader
+from headway_training import folders
 
-SPEECH_HEADS: Final = ("WhisperForConditionalGeneration",)
+_WHISPER: Final = "WhisperForConditionalGeneration"
+SPEECH_HEADS: Final = (_WHISPER, "MoonshineForConditionalGeneration", "Speech2TextForConditionalGeneration")
 """Architectures that write what is said."""
+_WINDOW_S: Final = 30.0
+"""Longest audio that Moonshine hears at once. Its configuration states none; attention takes memory by its square."""
+_PIECES: Final = "sentencepiece.bpe.model"
+_NUM_TEXTS: Final = 200
+"""Drawn rows of tokens whose texts are compared."""
 _FRAMES_A_POSITION: Final = 2
 """The second convolution of the encoder has a stride of 2."""
 _FEATURE_BOUND: Final = 1e-4
@@ -45,12 +61,140 @@ class HuggingFaceSpeech(HuggingFaceEncoderDecoder):
         return self._encode(everything, input_features=input_features)
 
 
+class HuggingFaceSoundReader(HuggingFaceEncoderDecoder):
+    """A model of speech of `transformers` whose encoder hears audio of any length."""
+
+    def __init__(self, model: nn.Module, *, max_source_length: int, max_target_length: int) -> None:
+        """See `HuggingFaceEncoderDecoder`."""
+        super().__init__(model, max_source_length=max_source_length, max_target_length=max_target_length)
+        encoder = cast("Any", model).get_encoder()
+        if hasattr(encoder, "embed_positions"):
+            encoder.embed_positions = _CountedPositions(encoder.embed_positions)
+        self._input = str(model.main_input_name)
+
+    def encode(self, values: Tensor) -> Tensor:  # type: ignore[override]  # the protocol is another
+        """Samples (B, N) or features (B, F, M) -> (B, S, D)."""
+        return self._encode(None, **{self._input: values})
+
+    def _decoder_inputs(self, position_ids: Tensor) -> dict[str, Any]:
+        return {"position_ids": position_ids} if hasattr(self._decoder, "rotary_emb") else {}
+
+
+class _CountedPositions(nn.Module):
+    """Sinusoidal embedding of positions of an input without padding, whatever its length."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.table = nn.Parameter(cast("Tensor", embedding.weights).detach(), requires_grad=False)
+        self._first = int(cast("Any", embedding).padding_idx) + 1
+
+    def forward(self, padding_mask: Tensor) -> Tensor:
+        """(B, S) -> (S, D)."""
+        return self.table[torch.arange(padding_mask.shape[1]) + self._first]
+
+
 def read_transcriber(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a model of speech.
 
     Raises:
         SourceError: The folder is incomplete, or its model is none that can be served.
     """
+    return _read_whisper(folder) if folder.is_of(_WHISPER) else _read_sound_reader(folder)
+
+
+def _read_sound_reader(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
+    """Reads a model whose encoder hears audio of any length.
+
+    Raises:
+        SourceError: The folder is incomplete, or its model is none that can be served.
+    """
+    config = folder.config
+    start = read_generation_config(folder)
+    with as_source_error():
+        own = folders.open_tokenizer(folder.path)
+    tokenizer = _tokenizer(folder, own)
+    longest = int(getattr(config, "max_target_positions", None) or config.max_position_embeddings)
+    length = folder.options.max_length or longest
+    if length > longest:
+        raise SourceError(f"{folder.path}: --max-length {length}: the model writes {longest} tokens")
+    model = folder.load(AutoModelForSpeechSeq2Seq)
+    sound = read_sound(folder, _Heard(model))
+    sound = sound.model_copy(update={"window_samples": _window_samples(config, sound)})
+    samples = synthetic.draw_speech(1, sound.sampling_rate, sound.window_samples, np.random.default_rng(0))[0]
+    values = SoundReader(sound, None, max_bytes=0).input_of(samples)[sound.input_name]
+    positions = int(cast("Any", model)._get_feat_extract_output_lengths(len(values)))  # noqa: SLF001 (no other name)
+    adapter = partial(HuggingFaceSoundReader, max_source_length=positions, max_target_length=length)
+    target = random_tokens(folder, min(48, length))
+    module = adapt_to(folder, model, adapter, {sound.input_name: values[: len(values) // 8]}, target)
+    source = folder.source(
+        model,
+        module,
+        make_reference=lambda: OwnEncoderDecoder(
+            folder.load(AutoModelForSpeechSeq2Seq), source=str(model.main_input_name)
+        ),
+        tokenizer=tokenizer,
+        special_tokens=start.special_tokens,
+        prompt_prefix=start.prefix,
+        suppressed_tokens=start.suppressed_tokens,
+        sound=sound,
+        evaluation=folder.evaluation(),
+    )
+    return source, start.notes
+
+
+class _Heard(nn.Module):
+    """What the encoder of a model makes of sounds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Samples (B, N) or features (B, F, M) -> (B, S, D)."""
+        return cast("Tensor", cast("Any", self.model).get_encoder()(values, return_dict=True).last_hidden_state)
+
+
+def _window_samples(config: Any, sound: SoundPreprocessing) -> int:
+    """Returns the most samples of a window: as many frames as the encoder has positions, or some seconds."""
+    if (bank := sound.filter_bank) is None:
+        return round(_WINDOW_S * sound.sampling_rate)
+    return (int(config.max_source_positions) - 1) * bank.hop_length + bank.frame_length
+
+
+def _tokenizer(folder: ModelFolder, own: Any) -> Tokenizer:
+    """Returns a folder's tokenizer, and compares the texts of drawn tokens if it was converted.
+
+    Raises:
+        SourceError: It cannot be converted, or writes texts in another way.
+    """
+    if getattr(own, "backend_tokenizer", None) is not None:
+        return folders.plain_tokenizer(own)
+    if not isinstance(own, Speech2TextTokenizer):
+        raise SourceError(f"{folder.path}: writes by {type(own).__name__}, which is not supported for {folder.task}")
+    if own.lang_code_to_id:
+        raise SourceError(
+            f"{folder.path}: writes several languages ({', '.join(own.lang_code_to_id)}), which its first token "
+            "chooses; not supported"
+        )
+    if own.do_upper_case:
+        raise SourceError(f"{folder.path}: its tokenizer turns texts to capitals (do_upper_case); not supported")
+    special = [str(token) for token in own.all_special_tokens]
+    ids = {str(piece): int(index) for piece, index in own.get_vocab().items()}
+    pieces = folder.path / _PIECES
+    tokenizer = convert_pieces(pieces, ids, unknown=str(own.unk_token), end=str(own.eos_token), special=special)
+    draw, known = random.Random(0), sorted(ids.values())  # noqa: S311 (no secrets)
+    for _ in range(_NUM_TEXTS):
+        tokens = draw.choices(known, k=20)
+        expected = own.decode(tokens, skip_special_tokens=True).strip()
+        if (found := tokenizer.decode(tokens, skip_special_tokens=True).strip()) != expected:
+            raise SourceError(
+                f"{folder.path}: its tokenizer writes {expected!r} of tokens that a bundle's writes {found!r} of; it "
+                "is not supported"
+            )
+    return tokenizer
+
+
+def _read_whisper(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     config = folder.config
     audio = _read_preprocessing(folder)
     tokenizer = folder.tokenizer()

@@ -101,7 +101,7 @@ def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> 
     """Writes captions of images greedily, in fixed batches."""
     source = candidate.source
     batches = range(0, len(images), NUM_ROWS)
-    pixels = (pixel_values_of(source, images[first : first + NUM_ROWS]) for first in batches)
+    pixels = (list(pixel_values_of(source, images[first : first + NUM_ROWS])) for first in batches)
     return write_greedily(candidate, pixels, source.caption_start(language))
 
 

@@ -510,11 +510,17 @@ _SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
 
 
 def trace_encoder_decoder(
-    module: nn.Module, encoder_inputs: Sequence[TensorSpec], known: tracing.TracedModel | None
+    module: nn.Module,
+    encoder_inputs: Sequence[TensorSpec],
+    known: tracing.TracedModel | None,
+    *,
+    has_own_positions: bool = False,
 ) -> tracing.TracedModel:
-    """Traces an encoder, and a decoder with a cache."""
+    """Traces an encoder, and a decoder with a cache; the encoder may give other positions than it reads."""
     past = tracing.past_specs(module, has_source=True)
-    encoder = tracing.trace_graph("encoder", module, EncoderGraph(module), encoder_inputs)
+    graph = EncoderGraph(module)
+    outputs = _with_own_positions(module, graph, encoder_inputs) if has_own_positions else None
+    encoder = tracing.trace_graph("encoder", module, graph, encoder_inputs, outputs=outputs)
     cross = encoder.outputs
     inputs = [*(tracing.make_spec(*spec) for spec in (*tracing.STEP_INPUTS, _SOURCE_MASK))]
     inputs[len(tracing.STEP_INPUTS) : len(tracing.STEP_INPUTS)] = past
@@ -534,6 +540,16 @@ def trace_encoder_decoder(
         cross=tuple(spec.name for spec in cross),
         alignment_layer=aligned_layer,
     )
+
+
+def _with_own_positions(module: nn.Module, graph: nn.Module, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Declares keys and values of a source, (batch, heads, positions, head_dim)."""
+    with tracing.following_the_protocol(module):
+        found = graph(*tracing.example_of(inputs))
+    return [
+        tracing.make_spec(name, str(one.dtype).removeprefix("torch."), "batch", one.shape[1], "positions", one.shape[3])
+        for name, one in found.items()
+    ]
 
 
 def trace_recurrent(module: nn.Module) -> tracing.TracedModel:

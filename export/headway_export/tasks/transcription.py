@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_export import synthetic
-from headway_export.candidate import NUM_ROWS, Candidate, features_of
+from headway_export.candidate import NUM_ROWS, Candidate, audio_reader, features_of
 from headway_export.inputs import DecoderText, Draw, evenly
 from headway_export.parity import BATCH_SIZES, SEED
 from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, quoted, write_greedily
 from headway_export.source import EvaluationData, ExportSource
 from headway_export.tasks.task import NOT_LOOKED_AT, Metric
-from headway_export.tasks.text_to_text import EncoderDecoder, framed
-from headway_export.tracing import Traceable, make_spec
-from headway_server.bundles import TensorSpec
+from headway_export.tasks.text_to_text import EncoderDecoder, framed, trace_encoder_decoder
+from headway_export.tracing import Traceable, TracedModel, make_spec
+from headway_server.bundles import Manifest, TensorSpec
 from headway_server.decoding.runner.decoder import DecoderRunner
-from headway_server.preprocessing.audio import LogMel
 from headway_training.metrics import score_transcripts, transcript_words, word_errors
+
+_DRAWN_S: Final = 4.0
+"""Of a drawn sound that judges a model of sounds of any length."""
 
 
 class Transcription(EncoderDecoder):
@@ -49,18 +51,37 @@ class Transcription(EncoderDecoder):
                 "groups": arrays["sources"].tolist(),
             }
 
+    def described(self, source: ExportSource) -> dict[str, Any]:
+        """Says how audio of any length is read."""
+        return {"sound": source.sound}
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces encoder and decoder."""
+        inputs, has_any_length = self.encoder_inputs(asked), asked.sound is not None
+        return trace_encoder_decoder(asked.served, inputs, asked.known, has_own_positions=has_any_length)
+
+    def more_limits(self, manifest: Manifest) -> list[str]:
+        """Says how long audio of any length is heard."""
+        if (sound := manifest.sound) is None:
+            return []
+        seconds = sound.window_samples / sound.sampling_rate
+        return [f"It hears at most {seconds:g} seconds of mono audio of {sound.sampling_rate} Hz at once."]
+
     def encoder_inputs(self, asked: Traceable) -> list[TensorSpec]:
-        """Features of windows of audio."""
+        """Features of windows of audio, or their samples."""
+        if asked.sound is not None:
+            return [asked.heard]
         assert asked.audio_size is not None, "a model of audio has its preprocessing"
         return [make_spec("input_features", "float32", "batch", *asked.audio_size)]
 
     def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
         """Yields windows of audio."""
-        audio = source.audio_preprocessing
-        assert audio is not None, "a model of audio has its preprocessing"
-        random, log_mel = np.random.default_rng(SEED), LogMel(audio)
-        sounds = synthetic.draw_speech(max(BATCH_SIZES), audio.sampling_rate, audio.window_samples, random)
-        windows = [log_mel.features(one) for one in sounds]
+        random, read = np.random.default_rng(SEED), audio_reader(source)
+        rate, num_samples = _window_of(source)
+        sounds = synthetic.draw_speech(max(BATCH_SIZES), rate, num_samples, random)
+        if source.sound is not None:  # of several lengths, the first as long as a window
+            sounds = [one[: max(num_samples // 3**row, source.sound.min_samples)] for row, one in enumerate(sounds)]
+        windows = [read(one) for one in sounds]
         yield from (windows[:batch_size] for batch_size in BATCH_SIZES)
 
     def pairs(self, source: ExportSource, data: EvaluationData) -> Iterator[DecoderText]:
@@ -72,13 +93,12 @@ class Transcription(EncoderDecoder):
 
     def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
         """Returns recordings that are given, or synthetic ones, in drawn languages."""
-        source, audio = draw.source, draw.source.audio_preprocessing
-        assert audio is not None, "a model of audio has its preprocessing"
-        log_mel = LogMel(audio)
-        sounds = list(source.recordings) or synthetic.draw_speech(
-            count, audio.sampling_rate, audio.window_samples, draw.generator
-        )
-        heard = [log_mel.features(one) for one in evenly(sounds, most)]
+        source, read = draw.source, audio_reader(draw.source)
+        rate, num_samples = _window_of(source)
+        if source.sound is not None:
+            num_samples = min(num_samples, round(_DRAWN_S * rate))
+        sounds = list(source.recordings) or synthetic.draw_speech(count, rate, num_samples, draw.generator)
+        heard = [read(one) for one in evenly(sounds, most)]
         return [(one, source.caption_start(draw.languages()[1])) for one in heard]
 
     def first_tokens(self, draw: Draw, runner: DecoderRunner, starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -107,6 +127,13 @@ class Transcription(EncoderDecoder):
                 *_weak_transcripts(transcripts, data.references),
             ),
         )
+
+
+def _window_of(source: ExportSource) -> tuple[int, int]:
+    """Returns the rate of audio in Hz, and the samples of a window."""
+    sizes = source.audio_preprocessing or source.sound
+    assert sizes is not None, "a model of audio has its preprocessing"
+    return sizes.sampling_rate, sizes.window_samples
 
 
 def _weak_transcripts(transcripts: Sequence[str], references: Sequence[str]) -> list[str]:

@@ -13,6 +13,8 @@ MAX_TEXTS = most_elements("EmbedTextRequest.texts")
 """Maximum texts of a call."""
 MAX_IMAGES = most_elements("EmbedImageRequest.images")
 """Maximum images of a call."""
+MAX_AUDIOS = most_elements("TranscribeSpeechRequest.audios")
+"""Maximum audios of a call."""
 MAX_ROWS = 2**16
 """Maximum rows of a call of tensors."""
 MAX_GRID_PROMPTS = 1024
@@ -45,6 +47,8 @@ class BatchingSettings(BaseModel):
     """Maximum admitted and unanswered texts of a model."""
     max_waiting_images: Annotated[int, Field(ge=MAX_IMAGES)] = 256
     """Maximum admitted and unanswered images of a model."""
+    max_waiting_audios: Annotated[int, Field(ge=MAX_AUDIOS)] = 256
+    """Maximum admitted and unanswered audios of a model without a decoder."""
     max_batch_prompts: Annotated[int, Field(ge=1)] | None = None
     """Maximum prompts of a batch of a segmentation model, over all images and callers. Left out: 4 on the CPU, whose
     caches fit few activations, and 64 on CUDA."""

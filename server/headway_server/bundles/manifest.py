@@ -684,10 +684,13 @@ class Normalization(Record):
     epsilon: Annotated[float, Field(ge=0)] = 0.0
     """Added to the variance, or with `in_deviation` to its root."""
     in_deviation: bool = False
+    is_of_population: bool = False
+    """True if the variance of a bin is the mean of its squared differences; False: their sum by one fewer than there
+    are."""
 
 
 class SoundPreprocessing(Record):
-    """Preprocessing of audio for a graph `model`.
+    """Preprocessing of audio for a graph `model`, or for an encoder that reads audio of any length.
 
     The graph reads `input_values`, float32 (batch, samples), or with a filter bank `input_features`, float32 (batch,
     frames, num_mel_bins times stacked_frames).
@@ -1164,7 +1167,7 @@ class Manifest(Record):
     """Patches of an image, for models with attention weights of images and for captioning models."""
     audio_preprocessing: AudioPreprocessing | None = None
     sound: SoundPreprocessing | None = None
-    """Audio of a model without a decoder."""
+    """Audio of a model without a decoder, or in place of `audio_preprocessing`."""
     ctc: Ctc | None = None
     """None but for ctc_transcription."""
     speech: SpeechTokens | None = None
@@ -1341,7 +1344,10 @@ def _check_patches(manifest: Manifest) -> None:
 
 def _check_speech(manifest: Manifest) -> None:
     audio = manifest.audio_preprocessing
-    assert audio is not None, "`TASK_PARTS` requires it"
+    if (audio is None) == (manifest.sound is None):
+        raise ValueError(f"audio_preprocessing: {manifest.task} needs it, or sound in its place")
+    if audio is None:
+        return
     positions = manifest.limits.max_input_tokens
     assert positions is not None, "`TASK_PARTS` requires it"
     if audio.num_frames % positions:
@@ -1478,7 +1484,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     ),
     Task.TRANSCRIPTION: TaskParts(
         graphs=("encoder", "decoder"),
-        needs=(*_OF_TEXTS, "limits.max_total_tokens", "audio_preprocessing"),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens"),
         files=(TOKENIZER_FILE,),
         check=_check_speech,
     ),

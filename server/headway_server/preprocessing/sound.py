@@ -183,7 +183,8 @@ def _normalized(values: NDArray[np.floating], how: Normalization) -> NDArray[np.
     if how.of == "all":
         mean, variance = values.mean(), values.var()
     else:
-        mean, variance = values.mean(axis=0), values.var(axis=0, ddof=1 if len(values) > 1 else 0)
+        is_biased = how.is_of_population or len(values) == 1
+        mean, variance = values.mean(axis=0), values.var(axis=0, ddof=0 if is_biased else 1)
     deviation = np.sqrt(variance) + how.epsilon if how.in_deviation else np.sqrt(variance + how.epsilon)
     normalized: NDArray[np.floating] = (values - mean) / deviation
     return normalized

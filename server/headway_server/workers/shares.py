@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from headway_server.batching.settings import MAX_GRID_PROMPTS, MAX_IMAGES, MAX_TEXTS, BatchingSettings
+from headway_server.batching.settings import MAX_AUDIOS, MAX_GRID_PROMPTS, MAX_IMAGES, MAX_TEXTS, BatchingSettings
 from headway_server.bundles import Manifest, Task, read_manifest
 from headway_server.decoding.settings import EngineSettings
 from headway_server.errors import BundleError, ServerError
@@ -126,6 +126,7 @@ def _parts_of_batching(batching: BatchingSettings, part: Callable[..., int]) -> 
     return {
         "max_waiting_texts": part(batching.max_waiting_texts, MAX_TEXTS),
         "max_waiting_images": part(batching.max_waiting_images, MAX_IMAGES),
+        "max_waiting_audios": part(batching.max_waiting_audios, MAX_AUDIOS),
         "max_waiting_prompts": part(batching.max_waiting_prompts, MAX_GRID_PROMPTS),
         "max_waiting_mib": part(batching.max_waiting_mib),
     }

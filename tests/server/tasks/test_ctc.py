@@ -7,13 +7,15 @@ import wave
 import numpy as np
 import pytest
 import tiny_bundles
+from tokenizers import Tokenizer, decoders, models
 
 from headway_server.batching.settings import BatchingSettings
 from headway_server.bundles import Ctc, SoundPreprocessing
 from headway_server.errors import InvalidInputError, OverloadedError
+from headway_server.preprocessing import TextTokenizer
 from headway_server.runtime import Runtime
 from headway_server.settings import ServerSettings
-from headway_server.tasks.speech.ctc import CtcModel, windows_of
+from headway_server.tasks.speech.ctc import CtcModel, CtcReader, CtcStream, Frames, windows_of
 from headway_server.tasks.speech.transcripts import SpeechRequest
 
 MIB = 2**20
@@ -48,6 +50,37 @@ def test_the_frames_of_windows_are_those_of_the_whole(num_samples):
         frames += own[window.left : window.right]
     assert frames == list(range(-(-num_samples // CTC.samples_per_frame)))
     assert all(later.start < one.end for one, later in itertools.pairwise(windows))
+
+
+def letter_reader(delimiter):
+    """Reads letters, some of which a tokenizer joins with what is before them; words end at a delimiter or a mark."""
+    tokens = ["<pad>", "|", "a", "b", ".", "\u2581c", "\u2581d"]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="<pad>"))
+    steps = [decoders.Replace("|", " "), decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Replace(" .", ".")]
+    tokenizer.decoder = decoders.Sequence(steps)
+    ctc = Ctc(blank=0, word_delimiter=delimiter, samples_per_frame=320, stride_samples=320)
+    return CtcReader(TextTokenizer(tokenizer), ctc, 0.1)
+
+
+@pytest.mark.parametrize("delimiter", [1, None])
+@pytest.mark.parametrize("seed", range(20))
+def test_windows_read_one_by_one_are_what_they_are_together(delimiter, seed):
+    random, reader = np.random.default_rng(seed), letter_reader(delimiter)
+    ids = random.choice(7, 400, p=[0.3, 0.1, 0.2, 0.1, 0.1, 0.1, 0.1]) * (random.random(400) < random.uniform(0.3, 1))
+    frames = Frames(ids, random.normal(size=400).astype(np.float32))
+    tokens = reader.tokens(ids.tolist())
+    segments = [reader.segment(part, frames) for part in reader.parts(reader.words(tokens))]
+    stream, shown, settled = CtcStream(reader), "", []
+    for number, cut in enumerate(np.split(np.arange(400), np.sort(random.choice(400, 12)))):
+        text, new = stream.push(Frames(*(column[cut] for column in frames)))
+        shown += text
+        settled += new
+        before = reader.tokens(ids[: cut[-1] + 1].tolist()) if len(cut) else []
+        assert not number or not before or stream.num_tokens == len(before)
+    assert reader.text(tokens).startswith(shown)
+    assert settled == segments[: len(settled)]
+    assert len(settled) >= len(segments) - 1
+    assert len(reader.text(tokens)) - len(shown) < 100
 
 
 async def test_long_audio_is_heard_as_it_is_in_one_window(model):

@@ -59,12 +59,25 @@ class EncoderRunner:
     def encode(self, inputs: Sequence[EncoderInput]) -> list[CrossTensors]:
         """Encodes inputs in one batch, each tensor padded with zeros to the largest.
 
+        An encoder without a mask would read the padding: it has a batch for each shape of its inputs.
+
         Args:
             inputs: The tensors that the graph declares, without the batch axis; `attention_mask` is made here.
 
         Returns:
             Decoder inputs of each source, in order; copies, so that none references the whole batch.
         """
+        if any(spec.name == _MASK for spec in self._inputs):
+            return self._encode_batch(inputs)
+        by_shape: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+        for number, each in enumerate(inputs):
+            by_shape.setdefault(tuple(each.tensors[spec.name].shape for spec in self._inputs), []).append(number)
+        encoded: dict[int, CrossTensors] = {}
+        for numbers in by_shape.values():
+            encoded |= zip(numbers, self._encode_batch([inputs[number] for number in numbers]), strict=True)
+        return [encoded[number] for number in range(len(inputs))]
+
+    def _encode_batch(self, inputs: Sequence[EncoderInput]) -> list[CrossTensors]:
         lengths = [self._length(each) for each in inputs]
         feeds = {
             spec.name: _mask(lengths)

@@ -39,7 +39,7 @@ class SoundModel(StatelessModel):
             RuntimeUnavailableError: The libraries that read audio are not installed.
         """
         self._sound, batching = demanded(bundle.manifest.sound), parts.settings.batching
-        super().__init__(bundle, parts, budget=self._sound.window_samples, max_waiting=batching.max_waiting_images)
+        super().__init__(bundle, parts, budget=self._sound.window_samples, max_waiting=batching.max_waiting_audios)
         self._sounds = SoundReader(self._sound, parts.settings.audio_limits, max_bytes=batching.max_waiting_bytes)
 
     @classmethod

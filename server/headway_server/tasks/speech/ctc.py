@@ -10,7 +10,7 @@ N samples, F frames, V tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, TypeVar, TypeVarTuple
@@ -73,6 +73,12 @@ class Frames(NamedTuple):
             raise FloatingPointError("the model's logits have values that are not finite")
         ids = logits.argmax(axis=-1)
         return cls(ids, np.take_along_axis(log_softmax(logits), ids[:, np.newaxis], axis=-1)[:, 0])
+
+    @classmethod
+    def joined(cls, parts: Sequence[Frames]) -> Frames:
+        """Returns the frames of parts in one."""
+        ids, log_probabilities = ([part[column] for part in parts] for column in (0, 1))
+        return cls(np.concatenate(ids), np.concatenate(log_probabilities))
 
 
 class _Own(NamedTuple):
@@ -159,29 +165,35 @@ class CtcReader:
             is_first = False
         return words
 
-    def segments(self, frames: Frames) -> Iterator[Segment]:
-        """Yields the segments of an audio: words with no long pause between them, of a few seconds."""
+    def parts(self, words: Iterable[list[_Token]]) -> Iterator[list[list[_Token]]]:
+        """Yields the words of each segment: with no long pause between them, of a few seconds."""
         part: list[list[_Token]] = []
-        for word in self.words(self.tokens(frames.ids.tolist())):
+        for word in words:
             if part and (
                 (word[0].start - part[-1][-1].end) * self._frame_s >= _PAUSE_S
                 or (word[-1].end - part[0][0].start) * self._frame_s > _LONGEST_S
             ):
-                yield self._segment(part, frames)
+                yield part
                 part = []
             part.append(word)
         if part:
-            yield self._segment(part, frames)
+            yield part
 
-    def _segment(self, words: Sequence[Sequence[_Token]], frames: Frames) -> Segment:
+    def segment(self, words: Sequence[Sequence[_Token]], frames: Frames, first: int = 0) -> Segment:
+        """Returns a segment of frames, of which the audio has `first` before them."""
         timed = [
-            Word(text=self.text(word), start_s=self._s(word[0].start), end_s=self._s(word[-1].end)) for word in words
+            Word(
+                text=self.text(word),
+                start_s=self._s(first + word[0].start),
+                end_s=self._s(first + word[-1].end),
+            )
+            for word in words
         ]
         start, end = words[0][0].start, words[-1][-1].end
         return Segment(
             text=f" {' '.join(word.text for word in timed)}",
-            start_s=self._s(start),
-            end_s=self._s(end),
+            start_s=timed[0].start_s,
+            end_s=timed[-1].end_s,
             token_ids=tuple(token.id for word in words for token in word),
             mean_log_probability=float(frames.log_probabilities[start:end].mean()),
             words=tuple(timed),
@@ -190,6 +202,56 @@ class CtcReader:
     def _s(self, frame: int) -> float:
         """Returns when a frame begins, in seconds."""
         return frame * self._frame_s
+
+
+class CtcStream:
+    """Reads an audio whose frames come window by window, each in time of its own, whatever came before.
+
+    A segment that ends before the last word is settled. Frames are kept from the one where the first other begins.
+    """
+
+    def __init__(self, reader: CtcReader) -> None:
+        self._reader = reader
+        self._open = Frames(np.empty(0, np.int64), np.empty(0, np.float32))
+        self._num_settled = 0
+        """Frames before the open ones."""
+        self._num_settled_tokens = 0
+        self._num_shown = 0
+        """Open tokens whose text was returned."""
+        self._context: list[_Token] = []
+        """Tokens from the last word on whose text was returned."""
+        self.num_tokens = 0
+        """Tokens of all frames so far."""
+
+    def __repr__(self) -> str:
+        return f"CtcStream({self.num_tokens} tokens, {len(self._open.ids)} frames are open)"
+
+    def push(self, frames: Frames) -> tuple[str, list[Segment]]:
+        """Takes the next frames; returns the text of words and the segments that further frames do not change."""
+        opened = Frames.joined([self._open, frames])
+        tokens = self._reader.tokens(opened.ids.tolist())
+        self.num_tokens = self._num_settled_tokens + len(tokens)
+        words = self._reader.words(tokens)
+        if not words:
+            self._open = opened
+            return "", []
+        num_complete = tokens.index(words[-1][0])
+        text = self._text(tokens, num_complete, words[:-1])
+        *settled, last = self._reader.parts(words)
+        segments = [self._reader.segment(part, opened, self._num_settled) for part in settled]
+        first, start = tokens.index(last[0][0]), last[0][0].start
+        self._open = Frames(opened.ids[start:], opened.log_probabilities[start:])
+        self._num_settled += start
+        self._num_settled_tokens += first
+        self._num_shown = num_complete - first
+        return text, segments
+
+    def _text(self, tokens: Sequence[_Token], num_complete: int, words: Sequence[Sequence[_Token]]) -> str:
+        """Returns the text of the tokens up to a number that was not returned, decoded behind the word before it."""
+        new = [*tokens[self._num_shown : num_complete]]
+        text = self._reader.text([*self._context, *new])[len(self._reader.text(self._context)) :]
+        self._context = [*tokens[tokens.index(words[-1][0]) : num_complete]] if words else [*self._context, *new]
+        return text
 
 
 def _read(row: Tensors) -> Frames:
@@ -249,8 +311,7 @@ class CtcModel(SoundModel, Transcriber):
             results = []
             for audio, some in zip(prepared, windows, strict=True):
                 own = [self._own(next(found), one, request) for one in some]
-                transcript, _ = await self._off_loop(self._transcript, audio, own)
-                results.append(transcript)
+                results.append(await self._off_loop(self._transcript, audio, own))
             return job.answer(results)
 
     async def stream(
@@ -260,16 +321,22 @@ class CtcModel(SoundModel, Transcriber):
         self._check(request, 1, is_stream=True)
         with self._begin(1, request.deadline) as job:
             [prepared] = await self._prepare(job, [audio], [name], self._sizes)
-            own, shown, num_shown = list[_Own](), "", 0
+            own, reading, num_characters, num_segments = list[_Own](), CtcStream(self._reader), 0, 0
             for window in windows_of(len(prepared.samples), self._sound, self._ctc):
                 [frames] = await self._run(job, [prepared.samples[window.start : window.end]], _read)
                 own.append(self._own(frames, window, request))
-                is_last = window.right is None
-                transcript, text = await self._off_loop(self._transcript, prepared, own, is_last)
-                segments = transcript.segments if is_last else transcript.segments[:-1]
-                new, num_shown = segments[num_shown:], len(segments)
-                delta, shown = text[len(shown) :], text
-                yield SpeechDelta(text=delta, num_new_tokens=transcript.num_new_tokens, segments=new)
+                if window.right is None:
+                    break
+                text, segments = await self._off_loop(reading.push, own[-1].frames)
+                num_characters += len(text)
+                num_segments += len(segments)
+                yield SpeechDelta(text=text, num_new_tokens=reading.num_tokens, segments=tuple(segments))
+            transcript = await self._off_loop(self._transcript, prepared, own)
+            yield SpeechDelta(
+                text=transcript.text[num_characters:],
+                num_new_tokens=transcript.num_new_tokens,
+                segments=transcript.segments[num_segments:],
+            )
             yield job.answer([transcript])
 
     def _check(self, request: SpeechRequest, num_audios: int, *, is_stream: bool = False) -> None:
@@ -323,27 +390,23 @@ class CtcModel(SoundModel, Transcriber):
         ids[tokens[most - 1].end :] = self._ctc.blank
         return _Own(Frames(ids, own.log_probabilities), is_cut=True)
 
-    def _transcript(self, audio: PreparedAudio, parts: Sequence[_Own], is_whole: bool = True) -> tuple[Transcript, str]:
-        """Returns what frames of an audio say, and the text of the words that further frames do not change."""
-        frames = Frames(*(np.concatenate(columns) for columns in zip(*(part.frames for part in parts), strict=True)))
+    def _transcript(self, audio: PreparedAudio, parts: Sequence[_Own]) -> Transcript:
+        """Returns what frames of an audio say."""
+        frames = Frames.joined([part.frames for part in parts])
         tokens = self._reader.tokens(frames.ids.tolist())
-        text = self._reader.text(tokens)
+        words = self._reader.words(tokens)
         log_probability = float(frames.log_probabilities.sum(dtype=np.float64))
-        transcript = Transcript(
-            text=text,
+        return Transcript(
+            text=self._reader.text(tokens),
             log_probability=log_probability,
             score=log_probability / max(len(tokens), 1),
             finish_reason=FinishReason.LENGTH if any(part.is_cut for part in parts) else FinishReason.END_OF_SEQUENCE,
             num_new_tokens=len(tokens),
             duration_s=audio.duration_s,
-            segments=tuple(self._reader.segments(frames)),
+            segments=tuple(self._reader.segment(part, frames) for part in self._reader.parts(words)),
             language="",
             num_windows=len(parts),
         )
-        words = self._reader.words(tokens)
-        if is_whole or not words:
-            return transcript, text if is_whole else ""
-        return transcript, self._reader.text(tokens[: tokens.index(words[-1][0])])
 
     @staticmethod
     async def _off_loop(make: Callable[[*Given], Made], *given: *Given) -> Made:

@@ -3,7 +3,7 @@
 Audio longer than a window is transcribed window by window (`segments.py`). A transcript does not depend on the rest of
 the batch.
 
-M mel bins, F frames of an audio, W frames of a window.
+M mel bins, F frames of an audio.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
 
 import numpy as np
 
@@ -48,6 +50,10 @@ from headway_server.tasks.text_to_text.request import (
     TextToTextRequest,
     plan_text_to_text,
 )
+
+_CONTEXT_SEGMENTS: Final = 8
+_CONTEXT_TOKENS: Final = 8
+"""Last tokens of a transcript, among those of the last segments, that the next window's text continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,16 +140,10 @@ class SpeechModel(DecodingModel, Transcriber):
         special_tokens = demanded(manifest.special_tokens)
         self._bos_id, self._end_id = demanded(special_tokens.bos), demanded(special_tokens.eos)
         self._tokens = manifest.speech or SpeechTokens()
-        self._audio = demanded(manifest.audio_preprocessing)
-        self._reader = AudioReader(
-            self._audio,
-            parts.audio_limits,
-            num_positions=self.limits.max_input_tokens,
-            max_bytes=parts.max_input_bytes,
-        )
+        self._reader = AudioReader.of(manifest, parts.audio_limits, max_bytes=parts.max_input_bytes)
         self._blank = self._reader.blank
-        self._frames_a_step = round(self._tokens.timestamp_s * self._audio.sampling_rate / self._audio.hop_length)
-        self._frame_s = self._audio.hop_length / self._audio.sampling_rate
+        self._frame_s = self._reader.frame_s
+        self._frames_a_step = round(self._tokens.timestamp_s / self._frame_s)
 
     @property
     def writes_times(self) -> bool:
@@ -263,13 +263,13 @@ class SpeechModel(DecodingModel, Transcriber):
         if call.plan.num_hypotheses == 1:
             return
         for number, audio in enumerate(audios):
-            if (seconds := len(audio.samples) / self._audio.sampling_rate) > self._audio.window_s:
+            if self._reader.is_long(audio):
                 raise InvalidInputError(
                     "parameters.hypothesis_count",
                     f"is {call.plan.num_hypotheses}, and ",
                     FieldName(f"audios[{number}]"),
-                    f" has {seconds:.1f} seconds; of more than "
-                    f"{self._audio.window_s:g}, one window, there is one transcript; ask for 1, or cut the audio",
+                    f" has {audio.duration_s:.1f} seconds; of more than "
+                    f"{self._reader.window_s:g}, one window, there is one transcript; ask for 1, or cut the audio",
                 )
 
     # Window by window
@@ -302,13 +302,13 @@ class SpeechModel(DecodingModel, Transcriber):
         call, audio = transcription.call, transcription.audio
         with job.preparing():
             features = await self._reader.features(audio)  # (M, F)
-        width, num_frames = self._audio.num_frames, self._reader.num_frames(audio)
+        width, num_frames = self._reader.width, self._reader.num_frames(audio)
         is_long = self._reader.is_long(audio)
         has_times = self._tokens.first_timestamp is not None and (call.request.timestamps or is_long)
         start = 0
         while start < num_frames:
             window = _Window(start=start, num_frames=min(width, num_frames - start), has_times=has_times)
-            source = self._reader.window(features, start)
+            source = await self._reader.window(features, start)
             async with aclosing(self._transcribe_window(job, transcription, window, source)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -335,7 +335,8 @@ class SpeechModel(DecodingModel, Transcriber):
             encoded = await self._detect(job, transcription, source)
         sequence = self._sequence(transcription, window, source, encoded)
         if transcription.call.is_stream and not window.has_times:
-            detokenizer, num_before = Detokenizer(self._tokenizer.decoder()), transcription.num_new_tokens
+            detokenizer = Detokenizer(self._tokenizer.decoder(), self._context(transcription))
+            num_before = transcription.num_new_tokens
             async with aclosing(job.stream([sequence])) as deltas:
                 async for delta in deltas:
                     text = transcription.shown.push(detokenizer.push(self._words(delta.output)))
@@ -401,14 +402,15 @@ class SpeechModel(DecodingModel, Transcriber):
         if languages is not None:
             start.append(languages.target_tokens.get(call.language or transcription.languages[0][0]))
         start.append(tokens.translate if call.request.task is SpeechTask.TRANSLATE else tokens.transcribe)
-        start.append(None if has_times else tokens.no_timestamps)
+        start += [None if has_times else tokens.no_timestamps, *self.bundle.manifest.prompt_prefix]
         return [token for token in start if token is not None]
 
     def _add_window(self, transcription: _Transcription, window: _Window) -> int:
         """Adds the segments of the last window; returns the distance of the next window, in frames."""
         result = transcription.results[-1]
         read = self._read(result.output, window)
-        transcription.segments += self._segments(read, window, result.log_probability, result.num_new_tokens)
+        context = self._context(transcription)
+        transcription.segments += self._segments(read, window, result.log_probability, result.num_new_tokens, context)
         first = self._tokens.first_timestamp
         for part in read.segments:
             is_open = first is not None and len(part.token_ids) > 2 and part.token_ids[-2] >= first
@@ -422,14 +424,26 @@ class SpeechModel(DecodingModel, Transcriber):
         assert self._tokens.first_timestamp is not None, "the call has checked it"
         return read_segments(tokens, first=self._tokens.first_timestamp, num_steps=num_steps)
 
+    def _context(self, transcription: _Transcription) -> tuple[int, ...]:
+        """Returns the tokens that the next window continues: one of SentencePiece has no space at the beginning."""
+        if self._tokens.first_timestamp is not None:  # segments are texts of their own
+            return ()
+        ids = (one.token_ids for one in transcription.segments[-_CONTEXT_SEGMENTS:])
+        return tuple(chain.from_iterable(ids))[-_CONTEXT_TOKENS:]
+
     def _segments(
-        self, read: WindowSegments, window: _Window, log_probability: float, num_new_tokens: int
+        self,
+        read: WindowSegments,
+        window: _Window,
+        log_probability: float,
+        num_new_tokens: int,
+        context: tuple[int, ...] = (),
     ) -> Iterator[Segment]:
-        """Yields the segments of a window with their times in the audio."""
+        """Yields the segments of a window with their times in the audio; `context` are the tokens before."""
         start_s = window.start * self._frame_s
         for part in read.segments:
             yield Segment(
-                text=Detokenizer(self._tokenizer.decoder()).push(self._words(part.token_ids)),
+                text=Detokenizer(self._tokenizer.decoder(), context).push(self._words(part.token_ids)),
                 start_s=start_s + part.start * self._tokens.timestamp_s,
                 end_s=start_s + part.end * self._tokens.timestamp_s,
                 token_ids=part.token_ids,
