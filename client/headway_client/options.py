@@ -314,6 +314,7 @@ class StreamSynthesizeSpeechOptions(ModelOptions, SamplingOptions, total=False):
 
     voice: Annotated[str | None, "Voice, one of the model's. Default: the model chooses."]
     max_duration_seconds: Annotated[float | None, "Longest audio of a text, in seconds. Default: the model's limit."]
+    speaking_rate: Annotated[float | None, "Times as fast as the model speaks by itself, 0.25 to 4. Default: 1."]
 
 
 class SynthesizeSpeechOptions(StreamSynthesizeSpeechOptions, total=False):

@@ -325,6 +325,7 @@ def hf(
         from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
         from headway_export.given import GivenInputs, flag_of  # noqa: PLC0415
         from headway_export.source import has_metric  # noqa: PLC0415
+        from headway_export.tasks.table import task_of  # noqa: PLC0415
 
         if trust_remote_code:
             raise SourceError(
@@ -372,7 +373,8 @@ def hf(
         for source in sources:
             with huggingface.in_a_sentence(folder):
                 _export(source, options)
-        if precision is None and default == [Precision.FP32]:
+        has_others = task_of(sources[0].task).only_in_fp32 is None
+        if precision is None and default == [Precision.FP32] and has_others:
             note = (
                 "fp32 alone: int8 is judged "
                 + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0]) else "")

@@ -118,6 +118,8 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
     """
     _check_source(source)
     exported = task_of(source.task)
+    if exported.only_in_fp32 is not None and set(options.precisions) != {Precision.FP32}:
+        raise SourceError(f"{source.name} does {source.task}, in fp32 alone: {exported.only_in_fp32}; leave others out")
     if Precision.INT4 in options.precisions and not exported.takes_int4:
         those = ", ".join(tasks_where(lambda one: one.takes_int4))
         raise SourceError(f"int4 is a precision of {those}, and {source.name} does {source.task}; leave it out")

@@ -35,6 +35,7 @@ from headway_server.bundles import (
     Ctc,
     Detection,
     Diffusion,
+    FlowSpeech,
     ImagePreprocessing,
     ImagePrompt,
     Languages,
@@ -206,6 +207,8 @@ class ExportSource:
     ctc: Ctc | None = None
     """How the frames of a transcription model become tokens."""
     codec: AudioCodec | None = None
+    flow: FlowSpeech | None = None
+    """How a model of flow synthesis speaks."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None

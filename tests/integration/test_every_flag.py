@@ -135,7 +135,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
         (
             f"one -o out.wav --voice theo --max-duration 0.1 {DRAWING} {MODEL}",
             "one --output out.ogg --format flac --max-duration 0.1 --json",
-            "one -o - --max-duration 0.1",
+            "one -o - --max-duration 0.1 --speaking-rate 1",
         ),
     ),
     "classify-text": (

@@ -6,6 +6,7 @@ in each quarter of an image but the last, by the same means. The letter model he
 second, by how loud it is, and the loudness model tells how loud a whole sound is.
 """
 
+import string
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from headway_server.bundles import (
     Architecture,
@@ -21,7 +22,9 @@ from headway_server.bundles import (
     Ctc,
     Detection,
     Embedding,
+    FlowSpeech,
     Graph,
+    GraphRole,
     ImagePreprocessing,
     LateInteraction,
     Limits,
@@ -285,6 +288,69 @@ def write_loudness_bundle(store: Path, *, name: str = "loudness", version: str =
         return publish(folder, store)
 
 
+WHISTLE = FlowSpeech(
+    sampling_rate=8_000,
+    hop_length=8,
+    num_channels=1,
+    noise_scale=0.5,
+    duration_noise_scale=1.0,
+    speaking_rate=1.0,
+    context_frames=2,
+    frames_per_run=16,
+    max_frames=4_000,
+    blank=0,
+)
+
+
+def write_whistle_bundle(store: Path, *, name: str = "whistle", version: str = "1") -> Bundle:
+    """Publishes the whistle model: its letters last at least 20 frames, and those behind others are louder."""
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    noise = TensorSpec(name="duration_noise", dtype="float32", shape=("batch", 2, "length"))
+    latents = TensorSpec(name="latents", dtype="float32", shape=("batch", "frames", 1))
+    rows = {"durations": (), "means": (1,), "deviations": (1,)}
+    found = [TensorSpec(name=key, dtype="float32", shape=("batch", "length", *last)) for key, last in rows.items()]
+    samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
+    text = [
+        _constant("first", np.array(0)),
+        _constant("last", np.array([2])),
+        _constant("least", np.array(20, np.float32)),
+        _constant("step", np.array(0.02, np.float32)),
+        helper.make_node("Gather", ["duration_noise", "first"], ["drawn"], axis=1),  # (B, T)
+        helper.make_node("Abs", ["drawn"], ["longer"]),
+        helper.make_node("Add", ["longer", "least"], ["durations"]),
+        helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["numbers", "step"], ["loudness"]),
+        helper.make_node("Unsqueeze", ["loudness", "last"], ["means"]),
+        helper.make_node("Mul", ["means", "step"], ["deviations"]),
+    ]
+    waveform = [
+        _constant("shape", np.array([0, -1])),
+        helper.make_node("Concat", ["latents"] * WHISTLE.hop_length, ["repeated"], axis=2),  # (B, F, hop)
+        helper.make_node("Reshape", ["repeated", "shape"], ["samples"]),
+    ]
+    tokens = ["_", *string.ascii_lowercase]
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token="_"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace(Regex("[^a-z]"), "")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graphs: dict[GraphRole, Graph] = {
+            "text_encoder": _save_graph(folder, text, [ids, noise], found, "text.onnx"),
+            "waveform_decoder": _save_graph(folder, waveform, [latents], [samples], "waveform.onnx"),
+        }
+        manifest = _manifest(
+            folder,
+            graphs,
+            name=name,
+            version=version,
+            task=Task.FLOW_SYNTHESIS,
+            limits=Limits(max_input_tokens=101),
+            flow=WHISTLE,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
 def letters(text: str) -> NDArray[np.float32]:
     """Returns a sound of 0.1 s a token, in which the letter model hears a text; `_` is the blank."""
     loudness = [0.25 * LETTERS.index({"_": "<pad>", " ": "|"}.get(letter, letter)) for letter in text]
@@ -387,7 +453,11 @@ def _save(
 
 
 def _save_graph(
-    folder: Path, nodes: list[onnx.NodeProto], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    file: str = "model.onnx",
 ) -> Graph:
     """Writes a graph of these tensors."""
     types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
@@ -398,17 +468,18 @@ def _save_graph(
     graph = helper.make_graph(nodes, "model", ins, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     onnx.checker.check_model(model)
-    onnx.save(model, folder / "model.onnx")
-    return Graph(file="model.onnx", inputs=tuple(inputs), outputs=tuple(outputs))
+    onnx.save(model, folder / file)
+    return Graph(file=file, inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _manifest(folder: Path, graph: Graph, **fields: object) -> Manifest:
+def _manifest(folder: Path, graph: Graph | dict[GraphRole, Graph], **fields: object) -> Manifest:
     """Fills in what all tiny bundles have in common; reads the folder's files, so they come first."""
     parity = ParityFigures(
         max_relative_logit_error=0.0, bound=1e-4, checked_shape_count=1, provider="CPUExecutionProvider"
     )
     quality = QualityFigure(metric="accuracy", value=99.5, example_count=200, dataset="made up", higher_is_better=True)
-    variant = Variant(device="cpu", graphs={"model": graph}, parity=parity, quality=quality)
+    graphs: dict[GraphRole, Graph] = {"model": graph} if isinstance(graph, Graph) else graph
+    variant = Variant(device="cpu", graphs=graphs, parity=parity, quality=quality)
     fields.setdefault("description", "A tiny model for tests.")
     return Manifest(
         schema_version=1,

@@ -302,6 +302,12 @@ EXPORTED: Final = (
         compared="texts, also of long audio by the pipeline, by hand on 2026-11-27; not in the tests",
     ),
     Families(
+        kind="speakers",
+        names="VITS (MMS-TTS)",
+        task="`flow_synthesis` ([speech.md](speech.md#published-models-that-speak))",
+        compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
+    ),
+    Families(
         kind="sounds",
         names="AST, Wav2Vec2",
         task="`audio_classification` ([sounds.md](sounds.md))",

@@ -22,6 +22,7 @@ from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_emb
 from headway_export.huggingface.encoder_decoders import read_rewriter
 from headway_export.huggingface.encoders import ENCODER_DECODER_CLASSIFIERS, read_classifier
 from headway_export.huggingface.families import check_family, check_heads
+from headway_export.huggingface.flow_speakers import FLOW_SPEAKERS, read_flow_speaker
 from headway_export.huggingface.folder import (
     DOCUMENTS,
     FolderOptions,
@@ -101,6 +102,7 @@ KINDS: Final = (
     Kind(task=Task.GENERATION, heads=("ForCausalLM", "LMHeadModel"), read=read_seeing_decoder, check=check_decoder),
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
+    Kind(task=Task.FLOW_SYNTHESIS, heads=FLOW_SPEAKERS, read=read_flow_speaker),
     Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
     Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(

@@ -61,6 +61,8 @@ _OF_TOKENIZERS: Final = frozenset((
     "trim_offsets", "truncation", "truncation_side", "truncation_strategy", "unk_token", "use_default_system_prompt",
     "use_fast", "video_token", "vocab_file", "vocab_size", "vocab_type", "word_delimiter_token",
     "wordpieces_prefix",
+    # Read by `flow_speakers.py` and `speech.py`
+    "add_blank", "do_upper_case", "is_uroman", "lang_codes", "normalize", "phonemize",
 ))  # fmt: skip
 """What `transformers` puts into the tokenizer that a bundle has, what is read here, and what changes no id."""
 

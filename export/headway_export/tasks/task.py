@@ -75,6 +75,8 @@ class ExportTask(ABC):
     takes_int4: ClassVar[bool] = False
     takes_fixed_scales: ClassVar[bool] = True
     """True if there is an int8-static."""
+    only_in_fp32: ClassVar[str | None] = None
+    """Why there is no other precision; None: there are others."""
     shows_no_attention: ClassVar[str | None] = None
     """Why there is no graph of attention weights; None: there may be one."""
     attends_by_operator: ClassVar[bool] = True

@@ -523,10 +523,13 @@ class SynthesisParameters(_message.Message):
 
     SAMPLING_FIELD_NUMBER: _builtins.int
     MAX_DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    SPEAKING_RATE_FIELD_NUMBER: _builtins.int
     max_duration_seconds: _builtins.float
     """Maximum audio of a text: from one frame of the codec to the model's maximum. Longer speech is cut there
     (FINISH_REASON_LENGTH). Default: the model's maximum.
     """
+    speaking_rate: _builtins.float
+    """Times as fast as the model speaks by itself, 0.25 to 4, for models of the task flow_synthesis. Default: 1."""
     @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParameters:
         """Parameters of the sampling of codes. An unset field takes the model's default. The same seed gives the same samples
@@ -538,14 +541,20 @@ class SynthesisParameters(_message.Message):
         *,
         sampling: _common_pb2.SamplingParameters | None = ...,
         max_duration_seconds: _builtins.float | None = ...,
+        speaking_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "_speaking_rate", b"_speaking_rate", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling", "speaking_rate", b"speaking_rate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds", "_speaking_rate", b"_speaking_rate", "max_duration_seconds", b"max_duration_seconds", "sampling", b"sampling", "speaking_rate", b"speaking_rate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_duration_seconds: _TypeAlias = _typing.Literal["max_duration_seconds"]  # noqa: Y015
     _WhichOneofArgType__max_duration_seconds: _TypeAlias = _typing.Literal["_max_duration_seconds", b"_max_duration_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__speaking_rate: _TypeAlias = _typing.Literal["speaking_rate"]  # noqa: Y015
+    _WhichOneofArgType__speaking_rate: _TypeAlias = _typing.Literal["_speaking_rate", b"_speaking_rate"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_duration_seconds) -> _WhichOneofReturnType__max_duration_seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speaking_rate) -> _WhichOneofReturnType__speaking_rate | None: ...
 
 Global___SynthesisParameters: _TypeAlias = SynthesisParameters  # noqa: Y015
 
@@ -566,7 +575,7 @@ class SynthesizeSpeechRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     voice: _builtins.str
-    """Voice of the speaker, one of the model's (ListModels, labels). Default: random."""
+    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis the first."""
     format: Global___AudioFormat.ValueType
     """Format of the audio. Default: AUDIO_FORMAT_WAV."""
     @_builtins.property
@@ -616,7 +625,7 @@ class SynthesizedSpeech(_message.Message):
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     new_token_count: _builtins.int
-    """Codes that were generated, the end included."""
+    """Codes that were generated, the end included; or frames, of a model of flow_synthesis."""
     seed: _builtins.int
     """Seed of the sampling: the caller's, or a random one."""
     def __init__(

@@ -83,6 +83,11 @@ BBOX = "bbox"
 padding is 0."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
+FLOW_TENSORS = {
+    "text_encoder": (("input_ids", "duration_noise"), ("durations", "means", "deviations")),
+    "waveform_decoder": (("latents",), ("samples",)),
+}
+"""Inputs and outputs of the graphs of a flow synthesis model (docs/graphs.md); with voices both also read `speaker`."""
 EXAMPLES_FILE = "examples.npz"
 """Inputs of a model of tensors by name, one row of a batch: a server warms up with them."""
 BATCH_AXIS = "batch"
@@ -129,6 +134,7 @@ class Task(StrEnum):
     IMAGE_GENERATION = "image_generation"
     AUDIO_CLASSIFICATION = "audio_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
+    FLOW_SYNTHESIS = "flow_synthesis"
     TENSORS = "tensors"
 
     @classmethod
@@ -330,6 +336,7 @@ GraphRole = Literal[
     "vae_encoder",
     "text_encoder",
     "codec_decoder",
+    "waveform_decoder",
     "image_encoder",
     "attention",
 ]
@@ -1043,6 +1050,33 @@ class AudioCodec(Record):
         return self.num_books * self.codebook_size
 
 
+class FlowSpeech(Record):
+    """How a model of flow synthesis speaks (docs/speech.md)."""
+
+    sampling_rate: Size
+    """Sample rate, in Hz."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_channels: Size
+    """Numbers of a frame."""
+    noise_scale: Annotated[float, Field(ge=0)]
+    """Factor of the noise of frames."""
+    duration_noise_scale: Annotated[float, Field(ge=0)]
+    """Factor of the noise of durations; 0: they are not drawn."""
+    speaking_rate: Positive
+    """Times as fast as durations of 1 say."""
+    context_frames: Index
+    """Frames on either side of a frame that its samples depend on."""
+    frames_per_run: Size
+    """Frames whose samples are computed together, beside `context_frames` on either side."""
+    max_frames: Size
+    """Most frames of a text's audio."""
+    blank: Index | None = None
+    """Token around each token of a text; None: there is none."""
+    bare_tokens: tuple[Index, ...] = ()
+    """Tokens that have no blank between each other, nor at either end of a text."""
+
+
 class SamplingDefaults(Record):
     """Default parameters of generation requests."""
 
@@ -1176,6 +1210,8 @@ class Manifest(Record):
     """None but for image_generation."""
     codec: AudioCodec | None = None
     """None but for speech_synthesis."""
+    flow: FlowSpeech | None = None
+    """None but for flow_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     truncation_side: Literal["right", "left"] = "right"
     """Side of truncation of texts. Prompts of generation models are always truncated on the left."""
@@ -1443,6 +1479,18 @@ def _check_codec(manifest: Manifest) -> None:
             )
 
 
+def _check_flow(manifest: Manifest) -> None:
+    speaker = ("speaker",) if manifest.labels else ()
+    for precision, variant in manifest.variants.items():
+        for role, graph in variant.graphs.items():
+            inputs, outputs = FLOW_TENSORS.get(role, ((), ()))
+            found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+            if found != (needed := ((*inputs, *speaker), outputs)):
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {needed}"
+                )
+
+
 def _check_tensors(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
         if (graph := variant.graphs.get("model")) is None:
@@ -1515,6 +1563,12 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),
         files=(TOKENIZER_FILE, VOICES_FILE),
         check=_check_codec,
+    ),
+    Task.FLOW_SYNTHESIS: TaskParts(
+        graphs=tuple(FLOW_TENSORS),
+        needs=("limits.max_input_tokens", "flow"),
+        files=(TOKENIZER_FILE,),
+        check=_check_flow,
     ),
     Task.TENSORS: TaskParts(needs=(), files=(EXAMPLES_FILE,), check=_check_tensors),
 }

@@ -21,8 +21,8 @@ from headway_server.tasks.speech.transcripts import (
     TranscriptHypothesis,
 )
 from headway_server.tasks.synthesis.encoding import AudioFormat
-from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import SynthesisRequest
+from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer
 from headway_server.tasks.table import SYNTHESIZE_SPEECH, TRANSCRIBE_SPEECH
 
 _TASKS: Final = WireEnum(pb.SpeechTask, SpeechTask, unspecified=SpeechTask.TRANSCRIBE)
@@ -86,7 +86,7 @@ class SpeechService:
         """Synthesizes the speech of a text and streams its samples."""
         arrived = time.monotonic()
         model = self._find_synthesizer(request)
-        rate = model.codec.sampling_rate
+        rate = model.sampling_rate
 
         def delta(part: SpeechPart) -> dict[str, Any]:
             return {"pcm": part.pcm, "sampling_rate": rate, "new_token_count": part.num_new_tokens}
@@ -102,9 +102,7 @@ class SpeechService:
         parts = model.stream(request.text, field="text", request=asked)
         return stream_of(pb.StreamSynthesizeSpeechResponse, parts, model, arrived, delta=delta, last=last)
 
-    def _find_synthesizer(
-        self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest
-    ) -> SynthesisModel:
+    def _find_synthesizer(self, request: pb.SynthesizeSpeechRequest | pb.StreamSynthesizeSpeechRequest) -> Synthesizer:
         return find_model(self._host, SYNTHESIZE_SPEECH, request)
 
     def _find(self, request: pb.TranscribeSpeechRequest | pb.StreamTranscribeSpeechRequest) -> Transcriber:
@@ -132,17 +130,18 @@ def _synthesis_request(
     return SynthesisRequest(
         voice=request.voice,
         sampling=set_fields(parameters.sampling),
+        speaking_rate=parameters.speaking_rate if parameters.HasField("speaking_rate") else None,
         max_seconds=parameters.max_duration_seconds if parameters.HasField("max_duration_seconds") else None,
         format=form,
         deadline=deadline,
     )
 
 
-def _spoken(spoken: SpokenText, model: SynthesisModel) -> pb.SynthesizedSpeech:
+def _spoken(spoken: SpokenText, model: Synthesizer) -> pb.SynthesizedSpeech:
     return pb.SynthesizedSpeech(
         audio=spoken.audio,
         duration_seconds=spoken.duration_s,
-        sampling_rate=model.codec.sampling_rate,
+        sampling_rate=model.sampling_rate,
         finish_reason=FINISH_REASONS.number(spoken.finish_reason),
         new_token_count=spoken.num_new_tokens,
         seed=spoken.seed,

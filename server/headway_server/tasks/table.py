@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.segmentation.model import SegmentationModel
     from headway_server.tasks.sounds.classifier import AudioClassifier
     from headway_server.tasks.speech.transcripts import Transcriber
-    from headway_server.tasks.synthesis.model import SynthesisModel
+    from headway_server.tasks.synthesis.synthesizer import Synthesizer
     from headway_server.tasks.text.classifier import TextClassifier
     from headway_server.tasks.text.model import TextModel
     from headway_server.tasks.text.scorer import TextScorer
@@ -88,7 +88,7 @@ TRANSLATE_SPEECH: Final[Ability[Transcriber]] = Ability(
 TIME_SPEECH: Final[Ability[Transcriber]] = Ability(
     name="time_speech", words="give times of speech segments", needs=_times_speech
 )
-SYNTHESIZE_SPEECH: Final[Ability[SynthesisModel]] = Ability(name="synthesize_speech", words="synthesize speech")
+SYNTHESIZE_SPEECH: Final[Ability[Synthesizer]] = Ability(name="synthesize_speech", words="synthesize speech")
 GENERATE_IMAGES: Final[Ability[ImageGenerationModel]] = Ability(name="generate_image", words="generate images")
 SEGMENT_IMAGES: Final[Ability[SegmentationModel]] = Ability(name="segment_image", words="segment images")
 CLASSIFY_TEXTS: Final[Ability[TextClassifier]] = Ability(name="classify_text", words="classify texts")
@@ -252,6 +252,11 @@ FAMILIES: Final[dict[Task, Family]] = {
     ),
     Task.SPEECH_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
+        made_for=(SYNTHESIZE_SPEECH,),
+        tensors=_TENSORS + "SPEECH_SYNTHESIS",
+    ),
+    Task.FLOW_SYNTHESIS: Family(
+        loader="headway_server.tasks.synthesis.flow:FlowModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
         tensors=_TENSORS + "SPEECH_SYNTHESIS",
     ),

@@ -90,9 +90,9 @@ from headway_server.tasks.speech.transcripts import (
 )
 from headway_server.tasks.stateless import late_interaction
 from headway_server.tasks.synthesis.encoding import AudioFormat
-from headway_server.tasks.synthesis.model import SpeechPart, SpokenText, SynthesisModel
 from headway_server.tasks.synthesis.request import MAX_TEXTS as MAX_SPOKEN
 from headway_server.tasks.synthesis.request import SynthesisRequest
+from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer
 from headway_server.tasks.tensors.graph import batch_axis_of
 from headway_server.tasks.tensors.model import TensorModel
 from headway_server.tasks.text.classifier import TextClassifier
@@ -935,6 +935,7 @@ def _synthesis_request(call: InferCall) -> SynthesisRequest:
         raise InvalidInputError("parameters.format", f"is {form[:64]!r}; must be one of {', '.join(_AUDIO_FORMATS)}")
     return SynthesisRequest(
         sampling=call.select(*_VOICE),
+        speaking_rate=call.parameters.get("speaking_rate"),
         max_seconds=call.parameters.get("max_duration_seconds"),
         format=_AUDIO_FORMATS[form],
         deadline=call.deadline,
@@ -942,10 +943,10 @@ def _synthesis_request(call: InferCall) -> SynthesisRequest:
     )
 
 
-def _spoken_arrays(model: SynthesisModel, texts: Sequence[SpokenText]) -> Arrays:
+def _spoken_arrays(model: Synthesizer, texts: Sequence[SpokenText]) -> Arrays:
     return {
         "audio": files_array([one.audio for one in texts]),
-        "sampling_rate": np.array([model.codec.sampling_rate] * len(texts), np.int64),
+        "sampling_rate": np.array([model.sampling_rate] * len(texts), np.int64),
         "duration": np.array([one.duration_s for one in texts], np.float32),
         FINISH_REASON: texts_array([one.finish_reason.value for one in texts]),
         "new_token_count": np.array([one.num_new_tokens for one in texts], np.int64),
@@ -968,7 +969,7 @@ def _read_samples(files: Sequence[bytes]) -> Arrays:
     return _samples(recordings)
 
 
-async def _synthesize(model: SynthesisModel, call: InferCall) -> Arrays:
+async def _synthesize(model: Synthesizer, call: InferCall) -> Arrays:
     request = _synthesis_request(call)
     if "samples" in call.outputs and request.format is not AudioFormat.WAV:
         raise InvalidInputError("parameters.format", "must be wav if samples are asked for; leave it out")
@@ -981,7 +982,7 @@ async def _synthesize(model: SynthesisModel, call: InferCall) -> Arrays:
     return {**arrays, **await loop.run_in_executor(text_pool(), _read_samples, files)}
 
 
-async def _stream_speech(model: SynthesisModel, call: InferCall) -> AsyncGenerator[Arrays, None]:
+async def _stream_speech(model: Synthesizer, call: InferCall) -> AsyncGenerator[Arrays, None]:
     [text] = _texts(call, "text")
     async with aclosing(model.stream(text, field="text[0]", request=_synthesis_request(call))) as parts:
         async for part in parts:

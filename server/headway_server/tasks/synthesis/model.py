@@ -7,13 +7,12 @@ F frames, K codebooks, T tokens.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Elements
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Self
 
 import numpy as np
@@ -22,10 +21,9 @@ from numpy.typing import NDArray
 from headway_server.batching.batcher import ItemTimes
 from headway_server.bundles import VOICES_FILE, Bundle, demanded
 from headway_server.decoding.output.frames import FrameAssembly
-from headway_server.decoding.sequence import FinishReason, Sequence, SequenceResult
+from headway_server.decoding.sequence import Sequence, SequenceResult
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
-from headway_server.preprocessing.pool import audio_pool
 from headway_server.runtime import Runtime
 from headway_server.serving.answers import Answer
 from headway_server.serving.calls import cache_scope, current_caller
@@ -43,41 +41,14 @@ from headway_server.tasks.synthesis.request import (
     plan_synthesis,
 )
 from headway_server.tasks.synthesis.rules import FrameMasks, FrameRule
+from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer
 from headway_server.tasks.synthesis.waveform import WaveformDecoder, WaveformStream
 
 _ANY_LENGTH: Final = 2**31
 """Texts are limited to `max_text_bytes` before they are tokenized."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpokenText:
-    """Result of one text."""
-
-    audio: bytes
-    """Encoded audio; empty at the end of a stream, whose samples are already sent."""
-    duration_s: float
-    finish_reason: FinishReason
-    num_new_tokens: int
-    """Number of codes, including the end."""
-    seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechPart:
-    """The next samples of a stream."""
-
-    samples: NDArray[np.int16]
-    """(S,), at least one."""
-    num_new_tokens: int
-    """Number of codes so far."""
-
-    @property
-    def pcm(self) -> bytes:
-        """Samples as signed 16-bit little-endian bytes."""
-        return self.samples.astype("<i2", copy=False).tobytes()
-
-
-class SynthesisModel(DecodingModel):
+class SynthesisModel(DecodingModel, Synthesizer):
     """Speaks texts."""
 
     _noun = "texts"
@@ -130,6 +101,11 @@ class SynthesisModel(DecodingModel):
     def voices(self) -> tuple[str, ...]:
         """Names of the voices."""
         return tuple(self._voices)
+
+    @property
+    def sampling_rate(self) -> int:
+        """See `Synthesizer`."""
+        return self.codec.sampling_rate
 
     @property
     def max_seconds(self) -> float:
@@ -239,8 +215,7 @@ class SynthesisModel(DecodingModel):
     ) -> SpokenText:
         """Decodes all frames of a sequence to audio."""
         samples = await WaveformStream(self._codec, job).push(result.output, is_last=True)
-        loop = asyncio.get_running_loop()
-        audio = await loop.run_in_executor(audio_pool(), self._writer.write, samples, request.format)
+        audio = await self._encode(samples, request)
         return self._result(sequence, result, audio, len(samples))
 
     def _result(self, sequence: Sequence, result: SequenceResult, audio: bytes, num_samples: int) -> SpokenText:

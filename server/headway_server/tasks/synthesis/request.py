@@ -11,7 +11,7 @@ from headway_server.bundles import AudioCodec, SamplingDefaults
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import most_elements
-from headway_server.tasks.parameters import check_sampling
+from headway_server.tasks.parameters import check_rules, check_sampling
 from headway_server.tasks.synthesis.encoding import AudioFormat
 
 MAX_TEXTS: Final = most_elements("SynthesizeSpeechRequest.texts")
@@ -26,6 +26,8 @@ class SynthesisRequest:
     """Name of a voice; empty: any voice."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Set parameters among temperature, top_k, top_p, min_p and seed."""
+    speaking_rate: float | None = None
+    """Times as fast as the model speaks by itself; None: once."""
     max_seconds: float | None = None
     """Maximum seconds of a text's audio; None: the model's maximum."""
     format: AudioFormat = AudioFormat.WAV
@@ -60,19 +62,44 @@ def plan_synthesis(
     known = {"temperature", "top_k", "top_p", "min_p"}
     values = {**(defaults or SamplingDefaults()).model_dump(include=known), **request.sampling}
     seed = values.pop("seed", None)
-    frame_s = codec.hop_length / codec.sampling_rate
-    num_frames = max_frames
-    if request.max_seconds is not None:
-        if not frame_s <= request.max_seconds <= max_frames * frame_s:
-            raise InvalidInputError(
-                "parameters.max_duration_seconds",
-                f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, the "
-                "model's maximum; split the text",
-            )
-        num_frames = int(request.max_seconds / frame_s + 1e-6)
+    if check_rate(request) != 1.0:
+        raise InvalidInputError(
+            "parameters.speaking_rate",
+            f"is {request.speaking_rate:g}, and the model speaks at its own rate; leave it out",
+        )
+    num_frames = most_frames(request, max_frames, codec.hop_length / codec.sampling_rate)
     parameters = SamplingParameters(max_new_tokens=num_frames * codec.num_books, **values)
     check_sampling(parameters, vocab_size)
     return SynthesisPlan(parameters=parameters, seed=seed)
+
+
+def check_rate(request: SynthesisRequest) -> float:
+    """Returns the speaking rate of a call.
+
+    Raises:
+        InvalidInputError: It is out of its range.
+    """
+    if request.speaking_rate is None:
+        return 1.0
+    check_rules("parameters.speaking_rate", request.speaking_rate, "SynthesisParameters.speaking_rate")
+    return request.speaking_rate
+
+
+def most_frames(request: SynthesisRequest, max_frames: int, frame_s: float) -> int:
+    """Returns how many frames of `frame_s` seconds a text's audio may have, of the model's `max_frames`.
+
+    Raises:
+        InvalidInputError: The seconds that are asked for are out of range.
+    """
+    if request.max_seconds is None:
+        return max_frames
+    if not frame_s <= request.max_seconds <= max_frames * frame_s:
+        raise InvalidInputError(
+            "parameters.max_duration_seconds",
+            f"is {request.max_seconds:g} seconds; must be from {frame_s:g} to {max_frames * frame_s:g}, the "
+            "model's maximum; split the text",
+        )
+    return int(request.max_seconds / frame_s + 1e-6)
 
 
 def check_voice(voice: str, known: Elements[str]) -> None:
@@ -82,4 +109,6 @@ def check_voice(voice: str, known: Elements[str]) -> None:
         InvalidInputError: The model has no voice of that name.
     """
     if voice and voice not in known:
-        raise InvalidInputError("voice", f"is {voice!r}; the model has {', '.join(known)}")
+        raise InvalidInputError(
+            "voice", f"is {voice[:64]!r}; the model has {', '.join(known) or 'one, without a name'}"
+        )

@@ -20,6 +20,7 @@ from headway_server.errors import BundleError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.runtime import Session
 from headway_server.tasks.job import Job
+from headway_server.tasks.synthesis.synthesizer import to_int16
 
 _MAX_STREAMS: Final = 64
 """Maximum streams of one run."""
@@ -109,12 +110,7 @@ class WaveformStream:
             samples, self._state = (found.results[0][name] for name in _OUTPUTS)
             parts.append(samples[: len(run) * codec.hop_length])
         self._frames = waiting
-        return _to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))
+        return to_int16(np.concatenate(parts) if parts else np.empty(0, np.float32))
 
     def __repr__(self) -> str:
         return f"WaveformStream({len(self._frames)} frames wait)"
-
-
-def _to_int16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
-    """Converts samples of -1 to 1 to 16 bits; larger ones are clipped."""
-    return np.clip(np.rint(samples * 32_768), -32_768, 32_767).astype(np.int16)

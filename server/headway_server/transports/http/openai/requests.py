@@ -678,7 +678,7 @@ class SpeechBody(ModelBody):
     voice: str = ""
     response_format: Literal["mp3", "wav", "flac", "opus", "pcm"] = "mp3"
     stream_format: Literal["audio"] = "audio"
-    speed: Literal[1] = 1
+    speed: float = 1.0
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -699,6 +699,7 @@ class SpeechBody(ModelBody):
         return SynthesisRequest(
             voice=self.voice,
             sampling={name: value for name, value in given.items() if value is not None},
+            speaking_rate=self.speed,
             max_seconds=self.max_duration_seconds,
             format=AudioFormat.WAV if is_pcm else AudioFormat[self.response_format.upper()],
         )

@@ -26,7 +26,7 @@ from headway_server.tasks.generation.request import GenerationRequest
 from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.transcripts import SpeechTask
-from headway_server.tasks.synthesis.model import SpeechPart, SynthesisModel
+from headway_server.tasks.synthesis.synthesizer import SpeechPart, Synthesizer
 from headway_server.tasks.table import (
     CLASSIFY_TEXTS,
     EMBED_TEXTS,
@@ -201,7 +201,7 @@ class OpenAIService:
         body = await request.parse(SpeechBody.read)
         model = self._host.find_able(SYNTHESIZE_SPEECH, *body.name_and_version)
         if body.response_format == "pcm":
-            rate = model.codec.sampling_rate
+            rate = model.sampling_rate
             return Stream(parts=_samples(model, body), media_type=f"audio/pcm; rate={rate}; channels=1".encode())
         answer = await model.synthesize([body.input], request=body.request())
         return Reply(body=answer.results[0].audio, media_type=_AUDIO[body.response_format])
@@ -227,7 +227,7 @@ def _read_response(data: bytes) -> tuple[ResponseBody, tuple[ChatTurn, ...], Gen
         return body, chat.conversation(), chat.request()
 
 
-async def _samples(model: SynthesisModel, body: SpeechBody) -> AsyncGenerator[bytes, None]:
+async def _samples(model: Synthesizer, body: SpeechBody) -> AsyncGenerator[bytes, None]:
     async with aclosing(model.stream(body.input, field="input", request=body.request())) as parts:
         async for part in parts:
             if isinstance(part, SpeechPart):
