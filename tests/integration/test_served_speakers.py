@@ -91,7 +91,7 @@ def test_samples_are_those_of_transformers_alone_together_and_streamed(own, clie
         assert spoken.audio.endswith(pcm)
         assert len(pcm) == 2 * len(found)
     longest = max(together, key=lambda one: one.new_token_count)
-    assert longest.new_token_count > 3 * 256  # in several windows
+    assert longest.new_token_count > 2 * 512  # in several windows
     assert np.abs(samples_of(longest)).max() < 1.0
 
 

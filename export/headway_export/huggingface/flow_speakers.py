@@ -40,7 +40,8 @@ _LENGTH: Final = 2_048
 """Most tokens of a text, unless another length is asked for: attention takes memory by its square."""
 _FRAMES_A_TOKEN: Final = 16
 """Most frames of a text's audio, for each token of the longest: speech has about three."""
-_FRAMES_PER_RUN: Final = 256
+_FRAMES_PER_RUN: Final = 512
+"""Frames of a window, beside those around it that are computed again: about a fifth more, of MMS-TTS."""
 _LEAST: Final = 1e-3
 """Least width, height and slope of a spline's bins."""
 _BOUND: Final = 1e-4

@@ -41,9 +41,10 @@ from headway_server.tasks.synthesis.request import MAX_TEXTS, SynthesisRequest, 
 from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer, to_int16
 
 _ROLES: Final[tuple[GraphRole, ...]] = ("text_encoder", "waveform_decoder")
-_FIRST_PART: Final = 4
+_FIRST_PART: Final = 8
 """The first window of an audio is this part of the others, so that a stream begins soon."""
-_BYTES: Final = np.dtype(np.float32).itemsize
+_FLOAT_BYTES: Final = np.dtype(np.float32).itemsize
+_SAMPLE_BYTES: Final = np.dtype(np.int16).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,9 @@ class FlowModel(Synthesizer):
         self._text = FlowText(TextTokenizer.load(bundle.file(TOKENIZER_FILE)), self._flow)
         self._max_tokens = self._text.most_characters(demanded(manifest.limits.max_input_tokens))
         self._max_text_bytes = settings.max_text_bytes
+        self._max_bytes = settings.batching.max_waiting_bytes
+        # Means and noise of a frame while it is drawn, then its samples in parts and as a whole.
+        self._frame_bytes = 2 * self._flow.num_channels * _FLOAT_BYTES + 2 * self._flow.hop_length * _SAMPLE_BYTES
         self._writer = AudioWriter(self._flow.sampling_rate)
         model = ModelId(name=manifest.name, version=manifest.version)
         self._encoder, self._decoder = (
@@ -140,8 +144,8 @@ class FlowModel(Synthesizer):
         self._writer.check(request.format)
         fields = check_texts("texts", texts, MAX_TEXTS, self._max_text_bytes)
         with self._begin(len(texts), request.deadline) as job:
-            rows = await self._read(job, texts, fields)
-            return job.answer(await gather(self._speak(job, ids, request) for ids in rows))
+            rows, sizes = await self._read(job, texts, fields), list[int]()
+            return job.answer(await gather(self._speak(job, ids, request, sizes) for ids in rows))
 
     async def stream(
         self, text: str, *, field: str, request: SynthesisRequest
@@ -152,12 +156,10 @@ class FlowModel(Synthesizer):
         with self._begin(1, request.deadline) as job:
             [ids] = await self._read(job, [text], [field])
             seed = draw_seed(request.sampling.get("seed"))
-            frames = await self._frames(job, ids, request, seed)
-            num_frames = 0
+            frames = await self._frames(job, ids, request, seed, [])
             for start, stop in self._windows(len(frames.latents)):
                 [samples] = await self._samples(job, frames, [(start, stop)], request)
-                num_frames = stop
-                yield SpeechPart(samples=samples, num_new_tokens=num_frames)
+                yield SpeechPart(samples=samples, num_new_tokens=stop)
             yield job.answer([self._result(frames, b"", seed)])
 
     def _check(self, request: SynthesisRequest) -> None:
@@ -184,9 +186,11 @@ class FlowModel(Synthesizer):
         with job.preparing():
             return await self._text.read(texts, fields, self._max_tokens)
 
-    async def _speak(self, job: Job[Batcher], ids: NDArray[np.int64], request: SynthesisRequest) -> SpokenText:
+    async def _speak(
+        self, job: Job[Batcher], ids: NDArray[np.int64], request: SynthesisRequest, sizes: list[int]
+    ) -> SpokenText:
         seed = draw_seed(request.sampling.get("seed"))
-        frames = await self._frames(job, ids, request, seed)
+        frames = await self._frames(job, ids, request, seed, sizes)
         parts = await self._samples(job, frames, self._windows(len(frames.latents)), request)
         began = time.monotonic()
         audio = await self._encode(np.concatenate(parts), request)
@@ -203,8 +207,19 @@ class FlowModel(Synthesizer):
             seed=seed,
         )
 
-    async def _frames(self, job: Job[Batcher], ids: NDArray[np.int64], request: SynthesisRequest, seed: int) -> _Frames:
-        """Draws the frames of a text."""
+    async def _frames(
+        self,
+        job: Job[Batcher],
+        ids: NDArray[np.int64],
+        request: SynthesisRequest,
+        seed: int,
+        sizes: list[int],
+    ) -> _Frames:
+        """Draws the frames of a text, and adds their bytes to those of the call's texts.
+
+        Raises:
+            InvalidInputError: Several texts have more audio than calls may hold.
+        """
         flow, random = self._flow, np.random.Generator(np.random.Philox(seed))
         noise = random.standard_normal((2, len(ids)), np.float32) * np.float32(flow.duration_noise_scale)
         item = {"input_ids": ids, "duration_noise": noise, **self._speaker(request)}
@@ -221,7 +236,13 @@ class FlowModel(Synthesizer):
         rate = flow.speaking_rate * check_rate(request)
         most = most_frames(request, flow.max_frames, flow.hop_length / flow.sampling_rate)
         num_frames, durations = frame_counts(encoded.results[0]["durations"], rate)
-        job.reserve_more(2 * min(num_frames, most) * flow.num_channels * _BYTES)
+        sizes.append(min(num_frames, most) * self._frame_bytes)
+        if len(sizes) > 1 and sum(sizes) > self._max_bytes:
+            raise InvalidInputError(
+                "texts",
+                f"have more than {self._max_bytes >> 20} MiB of audio (--max-waiting-mib); send them in several calls",
+            )
+        job.reserve_more(sizes[-1])
         draw = partial(self._draw, encoded.results[0], durations, min(num_frames, most), random)
         with job.preparing():
             latents = await asyncio.get_running_loop().run_in_executor(audio_pool(), draw)
@@ -256,7 +277,12 @@ class FlowModel(Synthesizer):
             for left, (_, stop) in zip(lefts, windows, strict=True)
         ]
         lengths = [len(item["latents"]) for item in items]
-        found: BatchedResults[Tensors] = await job.batch(
+
+        def read(row: Tensors, number: int) -> NDArray[np.int16]:
+            left, (start, stop) = lefts[number], windows[number]
+            return to_int16(row["samples"][(start - left) * hop : (stop - left) * hop])
+
+        found: BatchedResults[NDArray[np.int16]] = await job.batch(
             self._decoder,
             items,
             outputs=FLOW_TENSORS["waveform_decoder"][1],
@@ -264,12 +290,10 @@ class FlowModel(Synthesizer):
             num_read=sum(stop - start for start, stop in windows),
             lengths=lengths,
             groups=lengths,
+            read=read,
         )
         job.note(found.runs)
-        return [
-            to_int16(row["samples"][(start - left) * hop : (stop - left) * hop])
-            for row, left, (start, stop) in zip(found.results, lefts, windows, strict=True)
-        ]
+        return found.results
 
     def _speaker(self, request: SynthesisRequest) -> dict[str, NDArray[np.int64]]:
         if not self.voices:
