@@ -307,6 +307,15 @@ EXPORTED: Final = (
         task="`audio_classification`",
         compared="the same, exported and served by hand on 2026-11-27; not in the tests",
     ),
+    Families(
+        kind="any other head",
+        names=(
+            "LayoutLMv3, MarkupLM, VisualBERT, Decision Transformer, PatchTST, PatchTSMixer, MGP-STR, Swin2SR, "
+            "multiple choice of BERT"
+        ),
+        task="`tensors`, by `--task tensors` ([any-graph.md](any-graph.md#a-folder-of-transformers))",
+        compared="every output, within 1e-4",
+    ),
 )
 
 _READING: Final = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.TEXT_SCORING, Task.TEXT_EMBEDDING)
@@ -388,7 +397,7 @@ REFUSALS: Final = (
         names=("LayoutLMv2", "LayoutXLM", "LayoutLMv3", "UDOP"),
         model_types=("layoutlmv2", "layoutxlm", "layoutlmv3", "udop"),
         says="reads the image of a page beside its words and boxes",
-        why="no call gives all three; without the image answers are others",
+        why="no call gives all three, but for tensors (`--task tensors`); without the image answers are others",
         tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
         is_trained_without=True,
     ),
@@ -499,9 +508,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),
-    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
-    "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
-    "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
+    "texts of images": ("Donut-Swin", "Pix2Struct"),
     "texts": ("InternLM2",),
 }  # fmt: skip
 """Of these, those that this command does not read, by what they are for."""
@@ -535,7 +542,9 @@ def check_heads(path: Path, architectures: Sequence[str]) -> None:
     found = [(name, what) for name in architectures for head, what in OTHER_HEADS.items() if name.endswith(head)]
     if architectures and len({name for name, _ in found}) == len(architectures):
         name, what = found[0]
-        raise SourceError(f"{path}: {name} {what}, which is no task of this command")
+        raise SourceError(
+            f"{path}: {name} {what}, which is no task of this command; --task tensors serves what a call of it computes"
+        )
 
 
 def models_table() -> str:
