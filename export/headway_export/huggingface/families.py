@@ -270,6 +270,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="LED (its first token attends to all, as its documentation advises), MVP without prompts",
+        task="`text_to_text`",
+        compared="greedy texts equal `generate`",
+    ),
+    Families(
+        kind="",
         names="an encoder and a decoder of two families: BERT or RoBERTa, with BERT, RoBERTa or GPT-2 (BERT2BERT)",
         task="`text_to_text`",
         compared=_LOGITS,
@@ -371,8 +377,8 @@ REFUSALS: Final = (
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT),
     ),
     Refusal(
-        names=("LED", "MVP", "ProphetNet", "FSMT", "Pegasus-X"),
-        model_types=("led", "mvp", "prophetnet", "fsmt", "pegasus_x"),
+        names=("ProphetNet", "FSMT", "Pegasus-X"),
+        model_types=("prophetnet", "fsmt", "pegasus_x"),
         says="has a decoder with positions or attention of its own kind",
         why="the key/value cache cannot be proved",
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
