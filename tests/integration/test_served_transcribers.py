@@ -1,4 +1,4 @@
-"""Moonshine and Speech2Text, exported by one command and served, against `generate` of `transformers`."""
+"""Moonshine, Speech2Text and SpeechT5, exported by one command and served, against `generate` of `transformers`."""
 
 import socket
 

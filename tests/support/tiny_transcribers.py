@@ -37,6 +37,22 @@ SIZES = {
         "max_source_positions": 400,
         "max_target_positions": LENGTH,
     },
+    "speecht5": {
+        "hidden_size": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "encoder_max_relative_position": 20,
+        "conv_dim": (16,) * 7,
+        "conv_stride": (5, 2, 2, 2, 2, 2, 2),
+        "conv_kernel": (10, 3, 3, 3, 3, 2, 2),
+        "num_conv_pos_embeddings": 16,
+        "num_conv_pos_embedding_groups": 4,
+        "max_text_positions": LENGTH,
+    },
 }
 
 
@@ -44,15 +60,16 @@ def write_transcriber(folder: Path, family: str, seed: int = 3) -> Path:
     """Writes a folder whose model writes varied texts."""
     folder.mkdir(parents=True, exist_ok=True)
     is_moonshine = family == "moonshine"
-    vocab_size = _write_letters(folder) if is_moonshine else _write_pieces(folder)
-    prefix = "Moonshine" if is_moonshine else "Speech2Text"
+    vocab_size = _write_letters(folder) if is_moonshine else _write_pieces(folder, family)
+    prefix = {"moonshine": "Moonshine", "speech-to-text": "Speech2Text", "speecht5": "SpeechT5"}[family]
+    head = "SpeechToText" if family == "speecht5" else "ConditionalGeneration"
     start = 1 if is_moonshine else 2
     tokens = {"bos_token_id": 1 if is_moonshine else 0, "eos_token_id": 2, "pad_token_id": 2 if is_moonshine else 1}
     config = getattr(transformers, f"{prefix}Config")(
         **SIZES[family], vocab_size=vocab_size, decoder_start_token_id=start, **tokens
     )
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    model = getattr(transformers, f"{prefix}For{head}")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -62,6 +79,8 @@ def write_transcriber(folder: Path, family: str, seed: int = 3) -> Path:
     (folder / "generation_config.json").write_text(json.dumps(settings))
     if is_moonshine:
         extractor = transformers.Wav2Vec2FeatureExtractor(do_normalize=False)
+    elif family == "speecht5":
+        extractor = transformers.SpeechT5FeatureExtractor()
     else:
         extractor = transformers.Speech2TextFeatureExtractor(num_mel_bins=20, feature_size=20)
     extractor.save_pretrained(folder)
@@ -79,13 +98,14 @@ def _write_letters(folder: Path) -> int:
     return len(tokens)
 
 
-def _write_pieces(folder: Path) -> int:
+def _write_pieces(folder: Path, family: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         prefix = f"{scratch}/pieces"
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(_TEXTS * 20),
             model_prefix=prefix,
             vocab_size=40,
+            model_type="char" if family == "speecht5" else "unigram",
             hard_vocab_limit=False,
             minloglevel=9,
             bos_id=0,
@@ -94,6 +114,10 @@ def _write_pieces(folder: Path) -> int:
             unk_id=3,
         )
         pieces = sentencepiece.SentencePieceProcessor(model_file=f"{prefix}.model")
+        if family == "speecht5":
+            tokenizer = transformers.SpeechT5Tokenizer(f"{prefix}.model")
+            tokenizer.save_pretrained(folder)
+            return len(tokenizer.get_vocab())
         vocabulary = {pieces.id_to_piece(index): index for index in range(pieces.get_piece_size())}
         file = folder / "vocab.json"
         file.write_text(json.dumps(vocabulary))

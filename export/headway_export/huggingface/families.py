@@ -288,8 +288,8 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="Moonshine, Speech2Text",
-        task="`transcription` ([speech.md](speech.md#moonshine-and-speech2text))",
+        names="Moonshine, Speech2Text, SpeechT5",
+        task="`transcription` ([speech.md](speech.md#moonshine-speech2text-and-speecht5))",
         compared="transcripts equal `generate`, greedy and with three beams",
     ),
     Families(

@@ -22,11 +22,10 @@ import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrize
 from transformers import VitsModel, VitsTokenizer
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, as_source_error
+from headway_export.huggingface.folder import ModelFolder, as_source_error, without_parametrizations
 from headway_export.huggingface.tokenizers import check_tokenizer, sample_lines
 from headway_export.source import ExportSource
 from headway_server.bundles import FlowSpeech
@@ -242,12 +241,7 @@ def read_flow_speaker(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...
 
 
 def _load(folder: ModelFolder) -> nn.Module:
-    model = folder.load(VitsModel)
-    for part in list(model.modules()):
-        if parametrize.is_parametrized(part):
-            for name in list(cast("Any", part).parametrizations):
-                parametrize.remove_parametrizations(part, name)
-    return model.eval()
+    return without_parametrizations(folder.load(VitsModel))
 
 
 def _flow_of(config: Any, own: VitsTokenizer, tokenizer: Tokenizer, length: int) -> FlowSpeech:

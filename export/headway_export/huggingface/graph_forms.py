@@ -22,8 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.led.modeling_led import LEDDecoderAttention
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 from transformers.models.mvp.modeling_mvp import MvpAttention
+from transformers.models.speecht5.modeling_speecht5 import SpeechT5Attention, SpeechT5EncoderLayer
 
-_WRITTEN: Final = {LEDDecoderAttention: 3, MvpAttention: 2}
+_WRITTEN: Final = {LEDDecoderAttention: 3, MvpAttention: 2, SpeechT5Attention: 2}
 """Attention of decoders that is computed by itself, and how many values a layer expects of it."""
 
 
@@ -67,6 +68,8 @@ def with_given_attention(model: nn.Module, attention: str) -> None:
         attention: Name of the attention that decoders ask for.
     """
     for part in list(model.modules()):
+        if isinstance(part, SpeechT5EncoderLayer):  # whose attention is relative, and has no cache
+            continue
         for name, child in list(part.named_children()):
             if (num_values := _WRITTEN.get(type(child))) is not None:
                 setattr(part, name, _AskingAttention(child, attention, num_values))
@@ -208,7 +211,7 @@ class _LedEncoder(nn.Module):
 
 
 class _AskingAttention(nn.Module):
-    """Attention of LED's and MVP's decoders, with the names of their parts, by the library's interface."""
+    """Attention of decoders of LED, MVP and SpeechT5, with the names of their parts, by the library's interface."""
 
     def __init__(self, own: Any, attention: str, num_values: int) -> None:
         super().__init__()

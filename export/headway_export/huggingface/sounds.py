@@ -24,6 +24,7 @@ from transformers import (
     ParakeetTokenizer,
     SeamlessM4TFeatureExtractor,
     Speech2TextFeatureExtractor,
+    SpeechT5FeatureExtractor,
     Wav2Vec2CTCTokenizer,
     Wav2Vec2FeatureExtractor,
 )
@@ -172,7 +173,7 @@ def _map(extractor: Any) -> dict[str, Any] | None:  # noqa: PLR0911 (a case for 
     """Says in the manifest's words what a feature extractor does; None: it is none that is known."""
     rate = int(extractor.sampling_rate)
     match extractor:
-        case Wav2Vec2FeatureExtractor():
+        case Wav2Vec2FeatureExtractor() | SpeechT5FeatureExtractor():
             return {"normalization": Normalization(of="all", epsilon=1e-7)} if extractor.do_normalize else {}
         case SeamlessM4TFeatureExtractor():
             bank = FilterBank(

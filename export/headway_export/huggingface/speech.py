@@ -1,7 +1,7 @@
 """Models of speech that write it down by a decoder.
 
 The encoder of Whisper hears a log-mel spectrogram of one length, and its decoder is told by tokens what to do.
-Moonshine hears samples, and Speech2Text a filter bank's energies, of any length up to a window.
+Moonshine and SpeechT5 hear samples, and Speech2Text a filter bank's energies, of any length up to a window.
 
 N samples, M mel bins, F frames, S positions of a window, D model width.
 """
@@ -15,9 +15,9 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
-from transformers import AutoModelForSpeechSeq2Seq, Speech2TextTokenizer, WhisperFeatureExtractor
+from transformers import AutoModelForSpeechSeq2Seq, Speech2TextTokenizer, SpeechT5Tokenizer, WhisperFeatureExtractor
 from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from headway_export import synthetic
@@ -29,9 +29,9 @@ from headway_export.huggingface.encoder_decoders import (
     random_tokens,
     read_generation_config,
 )
-from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor
+from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor, without_parametrizations
 from headway_export.huggingface.sounds import read_sound
-from headway_export.huggingface.tokenizers import convert_pieces
+from headway_export.huggingface.tokenizers import SPACE, convert_pieces
 from headway_export.source import ExportSource
 from headway_server.bundles import AudioPreprocessing, Languages, SoundPreprocessing, SpeechTokens
 from headway_server.preprocessing.audio import LogMel
@@ -39,10 +39,15 @@ from headway_server.preprocessing.sound import SoundReader
 from headway_training import folders
 
 _WHISPER: Final = "WhisperForConditionalGeneration"
-SPEECH_HEADS: Final = (_WHISPER, "MoonshineForConditionalGeneration", "Speech2TextForConditionalGeneration")
+SPEECH_HEADS: Final = (
+    _WHISPER,
+    "MoonshineForConditionalGeneration",
+    "Speech2TextForConditionalGeneration",
+    "SpeechT5ForSpeechToText",
+)
 """Architectures that write what is said."""
 _WINDOW_S: Final = 30.0
-"""Longest audio that Moonshine hears at once. Its configuration states none; attention takes memory by its square."""
+"""Longest audio that is heard at once where features do not bound it: attention takes memory by its square."""
 _PIECES: Final = "sentencepiece.bpe.model"
 _NUM_TEXTS: Final = 200
 """Drawn rows of tokens whose texts are compared."""
@@ -66,10 +71,17 @@ class HuggingFaceSoundReader(HuggingFaceEncoderDecoder):
 
     def __init__(self, model: nn.Module, *, max_source_length: int, max_target_length: int) -> None:
         """See `HuggingFaceEncoderDecoder`."""
-        super().__init__(model, max_source_length=max_source_length, max_target_length=max_target_length)
-        encoder = cast("Any", model).get_encoder()
-        if hasattr(encoder, "embed_positions"):
-            encoder.embed_positions = _CountedPositions(encoder.embed_positions)
+        whole = cast("Any", model)
+        super().__init__(
+            model,
+            max_source_length=max_source_length,
+            max_target_length=max_target_length,
+            decoder=_SpelledDecoder(whole.speecht5.decoder) if whole.config.model_type == "speecht5" else None,
+        )
+        for part in list(whole.get_encoder().modules()):
+            for name, child in list(part.named_children()):
+                if hasattr(child, "weights") and hasattr(child, "padding_idx"):
+                    setattr(part, name, _CountedPositions(child))
         self._input = str(model.main_input_name)
 
     def encode(self, values: Tensor) -> Tensor:  # type: ignore[override]  # the protocol is another
@@ -78,6 +90,22 @@ class HuggingFaceSoundReader(HuggingFaceEncoderDecoder):
 
     def _decoder_inputs(self, position_ids: Tensor) -> dict[str, Any]:
         return {"position_ids": position_ids} if hasattr(self._decoder, "rotary_emb") else {}
+
+
+class _SpelledDecoder(nn.Module):
+    """The decoder of SpeechT5, whose embeddings are beside its layers, as those of other decoders are."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        prenet = cast("Any", decoder).prenet
+        self.embed_tokens, self.embed_positions = prenet.embed_tokens, prenet.embed_positions
+        self.layers = cast("Any", decoder).wrapped_decoder
+        self._scale = prenet.embed_scale
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        """(B, T) -> what the layers give."""
+        states = self.embed_tokens(input_ids) * self._scale + self.embed_positions()  # (B, T, D)
+        return self.layers(hidden_states=states, **given)
 
 
 class _CountedPositions(nn.Module):
@@ -113,25 +141,25 @@ def _read_sound_reader(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ..
     with as_source_error():
         own = folders.open_tokenizer(folder.path)
     tokenizer = _tokenizer(folder, own)
-    longest = int(getattr(config, "max_target_positions", None) or config.max_position_embeddings)
+    names = ("max_target_positions", "max_position_embeddings", "max_text_positions")
+    longest = next(int(size) for name in names if (size := getattr(config, name, None)))
     length = folder.options.max_length or longest
     if length > longest:
         raise SourceError(f"{folder.path}: --max-length {length}: the model writes {longest} tokens")
-    model = folder.load(AutoModelForSpeechSeq2Seq)
+    model = _load(folder)
     sound = read_sound(folder, _Heard(model))
     sound = sound.model_copy(update={"window_samples": _window_samples(config, sound)})
     samples = synthetic.draw_speech(1, sound.sampling_rate, sound.window_samples, np.random.default_rng(0))[0]
     values = SoundReader(sound, None, max_bytes=0).input_of(samples)[sound.input_name]
-    positions = int(cast("Any", model)._get_feat_extract_output_lengths(len(values)))  # noqa: SLF001 (no other name)
+    with torch.inference_mode():
+        positions = _Heard(model)(torch.from_numpy(values)[None]).shape[1]
     adapter = partial(HuggingFaceSoundReader, max_source_length=positions, max_target_length=length)
     target = random_tokens(folder, min(48, length))
     module = adapt_to(folder, model, adapter, {sound.input_name: values[: len(values) // 8]}, target)
     source = folder.source(
         model,
         module,
-        make_reference=lambda: OwnEncoderDecoder(
-            folder.load(AutoModelForSpeechSeq2Seq), source=str(model.main_input_name)
-        ),
+        make_reference=lambda: OwnEncoderDecoder(_load(folder), source=str(model.main_input_name)),
         tokenizer=tokenizer,
         special_tokens=start.special_tokens,
         prompt_prefix=start.prefix,
@@ -140,6 +168,13 @@ def _read_sound_reader(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ..
         evaluation=folder.evaluation(),
     )
     return source, start.notes
+
+
+def _load(folder: ModelFolder) -> nn.Module:
+    """Loads the model; what masks a sound in training may be missing."""
+    return without_parametrizations(
+        folder.load(AutoModelForSpeechSeq2Seq, unused=("speecht5.encoder.prenet.masked_spec_embed",))
+    )
 
 
 class _Heard(nn.Module):
@@ -169,6 +204,8 @@ def _tokenizer(folder: ModelFolder, own: Any) -> Tokenizer:
     """
     if getattr(own, "backend_tokenizer", None) is not None:
         return folders.plain_tokenizer(own)
+    if isinstance(own, SpeechT5Tokenizer):
+        return _checked_texts(folder, own, _spelling_tokenizer(own))
     if not isinstance(own, Speech2TextTokenizer):
         raise SourceError(f"{folder.path}: writes by {type(own).__name__}, which is not supported for {folder.task}")
     if own.lang_code_to_id:
@@ -182,7 +219,30 @@ def _tokenizer(folder: ModelFolder, own: Any) -> Tokenizer:
     ids = {str(piece): int(index) for piece, index in own.get_vocab().items()}
     pieces = folder.path / _PIECES
     tokenizer = convert_pieces(pieces, ids, unknown=str(own.unk_token), end=str(own.eos_token), special=special)
-    draw, known = random.Random(0), sorted(ids.values())  # noqa: S311 (no secrets)
+    return _checked_texts(folder, own, tokenizer)
+
+
+def _spelling_tokenizer(own: SpeechT5Tokenizer) -> Tokenizer:
+    """Returns a tokenizer with a token for each character."""
+    vocabulary, end = {str(piece): int(index) for piece, index in own.get_vocab().items()}, str(own.eos_token)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=str(own.unk_token)))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", SPACE), normalizers.Prepend(SPACE)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.Fuse()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, vocabulary[end])]
+    )
+    tokenizer.add_special_tokens([AddedToken(str(token), normalized=False) for token in own.all_special_tokens])
+    return tokenizer
+
+
+def _checked_texts(folder: ModelFolder, own: Any, tokenizer: Tokenizer) -> Tokenizer:
+    """Returns a tokenizer whose texts of drawn tokens are those of the folder's own.
+
+    Raises:
+        SourceError: They differ.
+    """
+    draw, known = random.Random(0), sorted(tokenizer.get_vocab().values())  # noqa: S311 (no secrets)
     for _ in range(_NUM_TEXTS):
         tokens = draw.choices(known, k=20)
         expected = own.decode(tokens, skip_special_tokens=True).strip()
