@@ -1,4 +1,4 @@
-"""Moonshine, Speech2Text and SpeechT5, exported by one command and served, against `generate` of `transformers`."""
+"""Moonshine and Speech2Text, exported by one command and served, against `generate` of `transformers`."""
 
 import socket
 
@@ -12,6 +12,7 @@ import transformers
 from served_sequences import export
 
 from headway_client import Client, InvalidArgumentError
+from headway_export import huggingface
 
 from .conftest import serve
 
@@ -19,7 +20,7 @@ pytest.importorskip("soundfile")
 
 RATE = 16_000
 SECONDS = (2.0, 1.31, 0.7, 1.31)
-FAMILIES = tuple(tiny.SIZES)
+FAMILIES = ("moonshine", "speech-to-text")
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     HTTP_PORT = str(free.getsockname()[1])
@@ -122,6 +123,14 @@ def test_silence_and_the_shortest_audio_are_read(own, client):
 def test_what_the_model_has_not_is_refused_by_name(client, audios, options, field):
     with pytest.raises(InvalidArgumentError, match=field):
         client.transcribe_speech(audios[0], model="moonshine", **options)
+
+
+def test_speecht5_is_what_transformers_computes(tmp_path):
+    """Its logits are compared as it is read; its graphs are not exported here."""
+    folder = tiny.write_transcriber(tmp_path / "speecht5", "speecht5")
+    source, _ = huggingface.from_folder(folder, huggingface.FolderOptions())
+    assert source.limits.max_total_tokens == tiny.LENGTH
+    assert source.sound.window_samples == 30 * RATE
 
 
 def test_the_api_of_openai_gives_the_same_text(own, client, audios):

@@ -12,8 +12,7 @@ bins, S samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, Final, cast
 from unittest.mock import patch
 
@@ -44,9 +43,9 @@ _FRAMES_PER_RUN: Final = 512
 _LEAST: Final = 1e-3
 """Least width, height and slope of a spline's bins."""
 _BOUND: Final = 1e-4
-"""Largest difference from the samples of `transformers`, which are from -1 to 1."""
-_MOST_FRAMES: Final = 1 << 12
-"""Most frames of a token of the text below; a model that says more of one is none that speaks."""
+"""Largest difference from the samples of `transformers`, which are from -1 to 1, and relative one of durations."""
+_NUM_LINES: Final = 400
+"""Texts whose tokens are compared; `transformers` looks up each character in the whole vocabulary."""
 _NUM_TRIED: Final = 20
 """Tokens of the text that a model is held against `transformers` on."""
 
@@ -141,19 +140,16 @@ class _RelativeAttention(nn.Module):
         )  # (B, H, T, K)
         query = query * own.scaling
         scores = query @ key.transpose(2, 3)  # (B, H, T, T)
-        if own.window_size is None:
-            attended = torch.softmax(scores, dim=-1) @ value
-        else:
-            window, places = own.window_size, torch.arange(hidden_states.shape[1])
-            distances = places - places[:, None]  # (T, T)
-            index = distances.clamp(-window, window) + window
-            of_keys = (query @ own.emb_rel_k[0].T).gather(-1, index.expand(*scores.shape[:2], -1, -1))
-            weights = torch.softmax(scores + of_keys * (distances.abs() <= window), dim=-1)
-            columns = places[:, None] + torch.arange(-window, window + 1)  # (T, 2 W + 1)
-            is_inside = (columns >= 0) & (columns < hidden_states.shape[1])
-            near = columns.clamp(min=0).minimum(places[-1:])
-            of_values = weights.gather(-1, near.expand(*scores.shape[:2], -1, -1)) * is_inside
-            attended = weights @ value + of_values @ own.emb_rel_v[0]
+        window, places = own.window_size, torch.arange(hidden_states.shape[1])
+        distances = places - places[:, None]  # (T, T)
+        index = distances.clamp(-window, window) + window
+        of_keys = (query @ own.emb_rel_k[0].T).gather(-1, index.expand(*scores.shape[:2], -1, -1))
+        weights = torch.softmax(scores + of_keys * (distances.abs() <= window), dim=-1)
+        columns = places[:, None] + torch.arange(-window, window + 1)  # (T, 2 W + 1)
+        is_inside = (columns >= 0) & (columns < hidden_states.shape[1])
+        near = columns.clamp(min=0).minimum(places[-1:])
+        of_values = weights.gather(-1, near.expand(*scores.shape[:2], -1, -1)) * is_inside
+        attended = weights @ value + of_values @ own.emb_rel_v[0]
         return own.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
@@ -335,7 +331,7 @@ def _check_tokens(folder: ModelFolder, own: VitsTokenizer, tokenizer: Tokenizer,
             return type("Encoded", (), {"ids": text.interspersed(ids).tolist() if len(ids) else original(line)})
 
     try:
-        lines = sample_lines(2_000, pieces=[letters[start : start + 7] for start in range(0, len(letters), 3)])
+        lines = sample_lines(_NUM_LINES, pieces=[letters[start : start + 7] for start in range(0, len(letters), 3)])
         check_tokenizer(folder.path, cast("Any", Spread), original, lines=lines)
     finally:
         own.phonemize = phonemizes
@@ -348,42 +344,45 @@ def _known(line: str, letters: Iterable[str]) -> str:
 # Samples
 
 
-@contextmanager
-def _given_noise(of_durations: Tensor, of_frames: Tensor) -> Iterator[None]:
-    """Lets a VITS of `transformers` draw given numbers: (1, 2, T) for durations, and the first of (1, F, D)."""
-
-    def frames(like: Tensor) -> Tensor:
-        return of_frames[:, : like.shape[2]].transpose(1, 2)
-
-    with patch.object(torch, "randn", lambda *_: of_durations), patch.object(torch, "randn_like", frames):
-        yield
-
-
 def _check_samples(folder: ModelFolder, module: HuggingFaceFlowSpeaker, flow: FlowSpeech) -> None:
-    """Compares the samples of a text with those of `transformers`, for the same noise.
+    """Compares the durations and the samples of a text with those of `transformers`, for the same noise.
 
     Raises:
         SourceError: They differ: the model computes something that is not read.
     """
-    generator = torch.Generator().manual_seed(0)
-    config = module.model.config
-    ids = torch.randint(0, config.vocab_size, (1, _NUM_TRIED), generator=generator)
-    of_durations = torch.randn(1, 2, _NUM_TRIED, generator=generator)
+    generator, noise, logarithms = torch.Generator().manual_seed(0), list[Tensor](), list[Tensor]()
+    ids = torch.randint(0, module.model.config.vocab_size, (1, _NUM_TRIED), generator=generator)
     speaker = torch.tensor([module.num_speakers - 1]) if module.num_speakers else None
-    own = _load(folder)
+
+    normal = torch.randn
+
+    def draw(*shape: int) -> Tensor:
+        noise.append(normal(shape, generator=generator))
+        return noise[-1]
+
+    own = cast("Any", _load(folder))
+    own.duration_predictor.register_forward_hook(lambda *given: logarithms.append(given[-1]))
     with torch.inference_mode():
-        durations, means, deviations = module.durations(ids, of_durations * flow.duration_noise_scale, speaker)
-        counts = torch.ceil(durations * (1.0 / flow.speaking_rate)).long()[0].clamp(max=_MOST_FRAMES)
-        of_frames = torch.randn(1, max(int(counts.sum()), 1), flow.num_channels, generator=generator)
-        owners = torch.repeat_interleave(torch.arange(_NUM_TRIED), counts)
-        latents = means[:, owners] + of_frames * deviations[:, owners] * flow.noise_scale
-        found = module.samples(latents, speaker)[0]
-        speaker_id = None if speaker is None else int(speaker)
-        with _given_noise(of_durations, of_frames):
-            expected = cast("Any", own)(ids, speaker_id=speaker_id).waveform[0]
-    difference = float((found - expected).abs().max()) if found.shape == expected.shape else math.inf
-    if not difference <= _BOUND:
-        raise SourceError(
-            f"{folder.path}: samples differ by {difference:.1e} from those of transformers (bound {_BOUND:.0e}); it is "
-            "not supported"
+        with (
+            patch.object(torch, "randn", draw),
+            patch.object(torch, "randn_like", lambda like: draw(*like.shape)),
+        ):
+            expected = own(ids, speaker_id=None if speaker is None else int(speaker)).waveform[0]
+        of_durations = noise[0] if len(noise) > 1 else torch.zeros(1, 2, _NUM_TRIED)
+        durations = torch.exp(logarithms[0])[0]  # (1, T)
+        owners = torch.repeat_interleave(
+            torch.arange(_NUM_TRIED), torch.ceil(durations[0] * (1.0 / flow.speaking_rate)).long()
         )
+        found, means, deviations = module.durations(ids, of_durations * flow.duration_noise_scale, speaker)
+        latents = means[:, owners] + noise[-1].transpose(1, 2) * deviations[:, owners] * flow.noise_scale
+        samples = module.samples(latents, speaker)[0]
+    differences = {
+        "durations": float(((found - durations).abs() / (1 + durations)).max()),
+        "samples": float((samples - expected).abs().max()),
+    }
+    for what, difference in differences.items():
+        if not difference <= _BOUND:
+            raise SourceError(
+                f"{folder.path}: {what} differ by {difference:.1e} from those of transformers (bound {_BOUND:.0e}); it "
+                "is not supported"
+            )

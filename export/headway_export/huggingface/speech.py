@@ -49,6 +49,8 @@ SPEECH_HEADS: Final = (
 _WINDOW_S: Final = 30.0
 """Longest audio that is heard at once where features do not bound it: attention takes memory by its square."""
 _PIECES: Final = "sentencepiece.bpe.model"
+_TRIED_PART: Final = 8
+"""Part of a window that a model is held against `transformers` on."""
 _NUM_TEXTS: Final = 200
 """Drawn rows of tokens whose texts are compared."""
 _FRAMES_A_POSITION: Final = 2
@@ -149,13 +151,15 @@ def _read_sound_reader(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ..
     model = _load(folder)
     sound = read_sound(folder, _Heard(model))
     sound = sound.model_copy(update={"window_samples": _window_samples(config, sound)})
-    samples = synthetic.draw_speech(1, sound.sampling_rate, sound.window_samples, np.random.default_rng(0))[0]
-    values = SoundReader(sound, None, max_bytes=0).input_of(samples)[sound.input_name]
+    reader, window = SoundReader(sound, None, max_bytes=0), sound.window_samples
+    silence = reader.input_of(np.zeros(window, np.float32))[sound.input_name]
     with torch.inference_mode():
-        positions = _Heard(model)(torch.from_numpy(values)[None]).shape[1]
+        positions = _Heard(model)(torch.from_numpy(silence)[None]).shape[1]
+    samples = synthetic.draw_speech(1, sound.sampling_rate, window // _TRIED_PART, np.random.default_rng(0))[0]
+    values = reader.input_of(samples)[sound.input_name]
     adapter = partial(HuggingFaceSoundReader, max_source_length=positions, max_target_length=length)
     target = random_tokens(folder, min(48, length))
-    module = adapt_to(folder, model, adapter, {sound.input_name: values[: len(values) // 8]}, target)
+    module = adapt_to(folder, model, adapter, {sound.input_name: values}, target)
     source = folder.source(
         model,
         module,

@@ -78,10 +78,11 @@ class Transcription(EncoderDecoder):
         """Yields windows of audio."""
         random, read = np.random.default_rng(SEED), audio_reader(source)
         rate, num_samples = _window_of(source)
-        sounds = synthetic.draw_speech(max(BATCH_SIZES), rate, num_samples, random)
+        lengths = [num_samples] * max(BATCH_SIZES)
         if source.sound is not None:  # of several lengths, the first as long as a window
-            sounds = [one[: max(num_samples // 3**row, source.sound.min_samples)] for row, one in enumerate(sounds)]
-        windows = [read(one) for one in sounds]
+            least = source.sound.min_samples
+            lengths = [max(num_samples // 3**row, least) for row in range(len(lengths))]
+        windows = [read(synthetic.draw_speech(1, rate, length, random)[0]) for length in lengths]
         yield from (windows[:batch_size] for batch_size in BATCH_SIZES)
 
     def pairs(self, source: ExportSource, data: EvaluationData) -> Iterator[DecoderText]:
