@@ -177,7 +177,7 @@ def size_of_phrases(model):
 
 
 def size_of_audio(model):
-    audio = model._audio
+    audio = model.bundle.manifest.audio_preprocessing
     num_frames = 2 * audio.sampling_rate // audio.hop_length
     assert num_frames < audio.num_frames
     return 4 * (2 * audio.sampling_rate + 2 * audio.num_frames * audio.num_mel_bins)  # features and a window of them
