@@ -40,7 +40,6 @@ from headway_export.source import ExportSource, has_metric
 from headway_export.tasks.table import task_of
 from headway_server.bundles import AgreementFigures, ClassificationScheme, Detection, Precision
 from headway_server.decoding.runner.decoder import DecoderRunner
-from headway_server.tasks.detection.model import THRESHOLD
 from headway_server.tasks.detection.objects import Objects
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import PREDICTED_IOU
@@ -344,7 +343,7 @@ class _Comparison:
         self._ious.append(shares[rows, columns][is_same])
         for objects, matched in ((first, rows[is_same]), (second, columns[is_same])):
             logits = logit(objects.scores.astype(np.float64))
-            agrees = np.abs(logits - logit(THRESHOLD)) <= MARGIN
+            agrees = np.abs(logits - logit(self.detection.threshold)) <= MARGIN
             agrees[matched] = True
             self._agrees.append(agrees)
         self.num_predictions += len(first.scores)
@@ -465,7 +464,9 @@ def _objects_of(row: NDArray[np.float32], scheme: Detection) -> Objects:
     """Reads the objects of logits and boxes, (C,), as a server does; sides are shares of the image."""
     end = len(row) - 4 * scheme.num_queries
     logits, boxes = row[:end].reshape(scheme.num_queries, -1), row[end:].reshape(-1, 4)
-    return Objects.of(logits, boxes, scheme, threshold=THRESHOLD, size=(1, 1))
+    return Objects.of(
+        logits, boxes, scheme, threshold=scheme.threshold, size=(1, 1), nms_threshold=scheme.nms_threshold
+    )
 
 
 def _box_ious(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:

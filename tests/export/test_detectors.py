@@ -17,6 +17,7 @@ from headway_export.agreement import LIMITS, Rows, _Comparison
 from headway_export.errors import SourceError
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.huggingface.detectors import DETECTORS
+from headway_export.huggingface.zero_shot_detectors import ZERO_SHOT_DETECTORS
 from headway_server.bundles import ClassificationScheme, Detection, Task
 from headway_server.tasks.detection.objects import Objects
 
@@ -31,6 +32,7 @@ def folder(request, tmp_path_factory):
 
 def test_every_family_that_is_read_is_tried():
     assert set(tiny_detectors.FAMILIES) == set(DETECTORS)
+    assert set(tiny_detectors.ZERO_SHOT) == ZERO_SHOT_DETECTORS
 
 
 def test_objects_are_those_of_the_post_processing(folder):

@@ -234,6 +234,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="OWL-ViT",
+        task="`object_detection` of the caller's labels",
+        compared="labels; scores within 1e-4; boxes within a pixel",
+    ),
+    Families(
+        kind="",
         names="Conditional DETR, Deformable DETR, Table Transformer, RT-DETR, RT-DETRv2, D-FINE",
         task="`object_detection`",
         compared="objects of the module's outputs, within a thousandth of the image; not exported in the tests",
@@ -432,6 +438,13 @@ REFUSALS: Final = (
         tasks=_READING,
     ),
     Refusal(
+        names=("OWLv2",),
+        model_types=("owlv2",),
+        says="scales images in a way of its own",
+        why="no preprocessing of a bundle pads, smooths and interpolates them so",
+        tasks=(Task.OBJECT_DETECTION,),
+    ),
+    Refusal(
         names=("BERT as a decoder",),
         says="is an encoder",
         why="it reads a text in both directions, unless `is_decoder` is true",
@@ -494,7 +507,6 @@ OPTIMUM: Final = (
 )  # fmt: skip
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
-    "objects in images": ("OWL-ViT",),
     "segments of images": ("GroupVit", "MaskFormer"),
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",

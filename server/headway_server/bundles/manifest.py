@@ -809,16 +809,26 @@ class Detection(Record):
     """Mapping of a detector's outputs to objects.
 
     The graph has the outputs `logits`, float32 (batch, num_queries, classes), and `boxes`, float32 (batch, num_queries,
-    4): centre, width and height of each box, as shares of the image's width and height.
+    4): centre, width and height of each box, as shares of the image's width and height. With `labels` of the caller it
+    has `label_queries`, float32 (batch, num_queries, D), and `logit_offsets`, float32 (batch, num_queries), in place of
+    logits: the logit of a label is the product of its embedding, (D,), with the query, plus the offset.
     """
 
-    scores: Literal["softmax", "sigmoid"]
+    scores: Literal["softmax", "sigmoid", "best_sigmoid"]
     """`softmax`: a box has its likeliest label, of classes that are the labels and, last, no object. `sigmoid`: the
-    classes are the labels, and each pair of a box and a label is an object by itself."""
+    classes are the labels, and each pair of a box and a label is an object by itself. `best_sigmoid`: a box has the
+    likeliest of these labels."""
     num_queries: Size
     """Boxes of an image."""
     max_objects: Size
     """Most objects of an image, those of the highest scores."""
+    labels: Literal["fixed", "embedded"] = "fixed"
+    """`fixed`: the labels of the manifest. `embedded`: texts of the caller, which the graph `text_encoder` embeds."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Score up to which objects are left out where a call does not say."""
+    nms_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Intersection over union above which the worse of two objects of a label is left out (non-maximum suppression),
+    where a call does not say; None: none is."""
 
     @property
     def num_extra_classes(self) -> int:
@@ -1238,6 +1248,8 @@ class Manifest(Record):
         graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
         if self.image_prompt is not None:
             graphs += ("image_encoder",)
+        if self.detection is not None and self.detection.labels == "embedded":
+            graphs += ("text_encoder",)
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1366,14 +1378,30 @@ def _check_ctc(manifest: Manifest) -> None:
 def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
-    count = detection.num_queries
-    expected = {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
+    count, is_fixed = detection.num_queries, detection.labels == "fixed"
+    if is_fixed != bool(manifest.labels):
+        raise ValueError(
+            f"labels: detection.labels is {detection.labels}; such a model has {'' if is_fixed else 'no '}labels"
+        )
+    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a detector of the caller's labels")
+    if not is_fixed and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a detector of the caller's labels requires {TOKENIZER_FILE}")
     for precision, variant in manifest.variants.items():
+        encoder = variant.graphs.get("text_encoder")
+        widths = {} if encoder is None else {spec.name: spec.shape[1:] for spec in encoder.outputs}
+        expected: dict[str, dict[str, tuple[int | str, ...]]] = {
+            "model": {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
+        }
+        if not is_fixed:
+            width = widths.get("embedding", ("width",))
+            of_image = {"label_queries": (count, *width), "logit_offsets": (count,), "boxes": (count, 4)}
+            expected = {"model": of_image, "text_encoder": {"embedding": width}}
         for name, graph in variant.graphs.items():
             found = {spec.name: spec.shape[1:] for spec in graph.outputs}
-            if found != expected:
+            if found != (needed := expected.get(name, {})):
                 raise ValueError(
-                    f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {expected}"
+                    f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {needed}"
                 )
 
 
@@ -1495,7 +1523,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
-    Task.OBJECT_DETECTION: TaskParts(needs=("labels", "image_preprocessing", "detection"), check=_check_detection),
+    Task.OBJECT_DETECTION: TaskParts(needs=("image_preprocessing", "detection"), check=_check_detection),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation
