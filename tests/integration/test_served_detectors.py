@@ -1,7 +1,10 @@
 """Folders of detectors, exported by one command and served, against `transformers` itself."""
 
+import base64
 import io
+import json
 
+import httpx2
 import numpy as np
 import pytest
 import tiny_detectors
@@ -11,9 +14,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from headway_client import Client, InvalidArgumentError
+from headway_client.cli import app as command
 from headway_export.cli import app
 
-from .conftest import serve
+from .conftest import serve_saying
 
 SERVED = ("detr", "yolos")
 ZERO_SHOT = tiny_detectors.ZERO_SHOT
@@ -35,14 +39,21 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def client(folders, tmp_path_factory):
+def addresses(folders, tmp_path_factory):
+    """The addresses of gRPC and of HTTP."""
     store = tmp_path_factory.mktemp("store")
     for name, folder in folders.items():
         result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store)])
         assert result.exit_code == 0, f"{name}: {result.output}"
-    for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
-        with Client(address) as connected:
-            yield connected
+    flags = ("--precision", "fp32", "--http-port", "0", "--log-level", "warning")
+    for line in serve_saying(store, tmp_path_factory.mktemp("log") / "server.log", *flags):
+        yield line.split()[0], line.partition("http=")[2].split()[0]
+
+
+@pytest.fixture(scope="module")
+def client(addresses):
+    with Client(addresses[0]) as connected:
+        yield connected
 
 
 def encode(image):
@@ -169,3 +180,35 @@ def test_labels_that_cannot_be_looked_for_are_refused_in_a_sentence(client, imag
 def test_labels_of_the_caller_are_refused_by_a_model_with_its_own(client, images):
     with pytest.raises(InvalidArgumentError, match=r"labels\[0\]: is 'a red car', which is no label of detr"):
         client.detect_objects(encode(images[0]), model="detr", labels=["a red car"])
+
+
+def test_every_door_takes_the_callers_labels(addresses, client, images, tmp_path):
+    file, labels = encode(images[0]), list(tiny_detectors.LABELS)
+    [expected] = client.detect_objects(file, model="owlvit", labels=labels, threshold=0.0, nms_threshold=0.5)
+    assert len({one.label for one in expected.objects}) > 1
+    expected_rows = [(one.label, one.label_index, one.score) for one in expected.objects]
+    grpc, http = addresses
+    body = {
+        "model": "owlvit",
+        "images": [base64.b64encode(file).decode()],
+        "labels": labels,
+        "threshold": 0,
+        "nmsThreshold": 0.5,
+    }
+    answer = httpx2.post(f"http://{http}/headway.v1.ObjectDetectionService/DetectObjects", json=body).json()
+    found = [(one["label"], one.get("labelIndex", 0), one["score"]) for one in answer["results"][0]["objects"]]
+    assert found == [(label, index, pytest.approx(score, abs=1e-6)) for label, index, score in expected_rows]
+    pixels = np.asarray(images[0].convert("RGB"))[np.newaxis]
+    tensors = client.infer(
+        "owlvit", {"pixels": pixels}, parameters={"labels": json.dumps(labels), "threshold": 0.0, "nms_threshold": 0.5}
+    )
+    assert [one.decode() if isinstance(one, bytes) else one for one in tensors["label"]] == [
+        label for label, _, _ in expected_rows
+    ]
+    np.testing.assert_allclose(tensors["score"], [score for _, _, score in expected_rows], atol=1e-6)
+    (tmp_path / "picture.png").write_bytes(file)
+    flags = [word for label in labels for word in ("--label", label)]
+    words = ["detect-objects", str(tmp_path / "picture.png"), "--model", "owlvit", "--server", grpc, "--json"]
+    told = CliRunner().invoke(command, [*words, "--threshold", "0", "--nms-threshold", "0.5", *flags])
+    assert told.exit_code == 0, told.output
+    assert [one["label"] for one in json.loads(told.output)["objects"]] == [label for label, _, _ in expected_rows]
