@@ -31,6 +31,8 @@ STARTS = {
     "cifar10-dino": " --init runs/dino-1/checkpoint --set optimization.epochs=8 --output runs/dino-2",
     "clip": " --init runs/clip-3/checkpoint --set data.held_out_style= --set optimization.epochs=9"
     " --set optimization.evaluations=4 --output runs/clip-4",
+    "detect": " --init runs/detect-1/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=3"
+    " --set optimization.warmup_fraction=0.02 --output runs/detect-2",
     "segment": " --init runs/segment-6/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=5"
     " --output runs/segment-7",
     "telephone-speech": " --init runs/voices-2/checkpoint --set optimization.epochs=8 --set optimization.evaluations=8"
