@@ -166,7 +166,7 @@ def objects_of(logits: NDArray[np.float32], boxes: NDArray[np.float32]) -> Found
         logits: (Q, C).
         boxes: (Q, 4): centre, width and height.
     """
-    scores: NDArray[np.float32] = 1 / (1 + np.exp(-logits.ravel()))
+    scores = (1 / (1 + np.exp(-logits.ravel()))).astype(np.float32)
     order = np.argsort(-scores, kind="stable")[:MOST_CANDIDATES]
     places, labels = np.divmod(order, logits.shape[1])
     corners = np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=-1)[places]
