@@ -94,7 +94,7 @@ def test_a_setting_without_a_value_leaves_out_what_the_file_has():
         ("optimization.learning_rate=fast", "optimization.learning_rate: .* valid number.*'fast'"),
         ("optimization.optimizer=lion", "optimization.optimizer: .*'adamw' or 'muon'.*'lion'"),
         ("model.configuration=vit-b-61", "did you mean 'vit-b-16'?"),
-        ("model.architecture=gtp", "architecture is 'gtp'; it must be one of autoencoder, captioner, clip, codec, enc"),
+        ("model.architecture=gtp", "architecture is 'gtp'; it must be one of autoencoder, captioner, clip, codec, det"),
         ("epochs", "expected section.key=value"),
         ("a.b.c=1", "expected section.key=value"),
         ("task.x=1", "task is not a section"),
