@@ -320,6 +320,12 @@ EXPORTED: Final = (
         compared="the same, exported and served by hand on 2026-11-27; not in the tests",
     ),
     Families(
+        kind="videos",
+        names="VideoMAE, TimeSformer, ViViT",
+        task="`video_classification` ([videos.md](videos.md))",
+        compared="labels; probabilities, within 1e-5",
+    ),
+    Families(
         kind="any other head",
         names=(
             "LayoutLMv3, MarkupLM, VisualBERT, Decision Transformer, PatchTST, PatchTSMixer, MGP-STR, Swin2SR, "
@@ -495,7 +501,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForImageToImage": "makes images of images",
     "ForImageSuperResolution": "makes images of images",
     "ForMaskedImageModeling": "fills gaps of an image",
-    "ForVideoClassification": "classifies videos",
     "ForPrediction": "forecasts series",
     "ForTimeSeriesPrediction": "forecasts series",
 }

@@ -63,6 +63,7 @@ from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
+from headway_export.huggingface.videos import read_video_classifier
 from headway_export.huggingface.vision_language import read_seeing_decoder
 from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_export.space import check_disk
@@ -136,6 +137,7 @@ KINDS: Final = (
         encoder_decoders=frozenset(DETECTORS),
         read=read_detector,
     ),
+    Kind(task=Task.VIDEO_CLASSIFICATION, heads=("ForVideoClassification",), read=read_video_classifier),
     Kind(task=Task.SEGMENTATION, heads=ARCHITECTURES, read=read_segmenter),
     Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
     Kind(task=Task.TENSORS, heads=(), read=read_named_tensors, may_have_decoder=True),
