@@ -81,19 +81,13 @@ EXPORTED: Final = (
     ),
     Families(
         kind="decoders that see or hear",
-        names="Gemma 3 with images",
-        task="`generation` of texts alone",
-        compared=_GREEDY,
-    ),
-    Families(
-        kind="",
         names="Gemma 4, Mistral Small 3",
         task="`generation` of texts alone",
         compared=_LOGITS,
     ),
     Families(
         kind="",
-        names="LLaVA, SmolVLM, InternVL, Qwen2.5-VL",
+        names="LLaVA, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
     ),
@@ -104,6 +98,15 @@ EXPORTED: Final = (
         compared=(
             "tokens and pixels of conversations with images; served once by hand, 12 answers equal `generate`; not "
             "served in the tests"
+        ),
+    ),
+    Families(
+        kind="",
+        names="PaliGemma",
+        task="`generation` with images",
+        compared=(
+            "tokens and pixels of prompts with images; served once by hand, 13 answers equal `generate`; not served in "
+            "the tests"
         ),
     ),
     Families(
@@ -347,12 +350,6 @@ REFUSALS: Final = (
         model_types=("mllama",),
         says="has layers that attend to images alone",
         why=_NO_CACHE,
-    ),
-    Refusal(
-        names=("PaliGemma",),
-        model_types=("paligemma",),
-        says="attends to its prompt in both directions",
-        why="a cache of keys and values is causal",
     ),
     Refusal(
         names=("MusicGen", "MusicGen Melody"),

@@ -1,4 +1,4 @@
-"""Decoders whose prompts may have images: LLaVA, Idefics 3, SmolVLM, InternVL.
+"""Decoders whose prompts may have images: LLaVA, Idefics 3, SmolVLM, InternVL, Qwen-VL, Gemma 3, PaliGemma.
 
 An encoder of images gives vectors in the place of those of tokens, in front of a causal language model. A folder's
 processor is followed here and compared with: the pixels of tiles, and the tokens of conversations with images.
@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from headway_export.huggingface.images import (
 )
 from headway_export.reference import OwnSight
 from headway_export.source import ExportSource, check_chat_template, find_chat_template
-from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
+from headway_server.bundles import MOST_TILES, ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
 from headway_server.preprocessing.tiles import TilePreprocessor
@@ -54,6 +54,15 @@ MOST_PIXELS: Final = 1280 * 28 * 28
 """Pixels of an image of any size at most: 1,280 tokens of Qwen2-VL. More is seldom asked for, and attention to them
 would take gigabytes."""
 
+
+_PALIGEMMA_TEMPLATE: Final = (
+    "{% if messages|length != 1 or messages[0].role != 'user' %}"
+    "{{ raise_exception('this model reads one turn of a user, and no conversation') }}{% endif %}"
+    "{% if messages[0].content is string %}{{ bos_token + messages[0].content }}{% else %}"
+    "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}{{ bos_token }}"
+    "{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}{% endif %}{{ '\\n' }}"
+)
+"""As the processor of PaliGemma writes prompts, which has no template: images, then a text of one line."""
 
 # Families
 
@@ -233,6 +242,10 @@ class Seeing:
     """Returns what the whole model reads of tiles, beside the tokens of a prompt."""
     has_grid_positions: bool = False
     """True if tokens of images have rows and columns as positions."""
+    attention: Literal["causal", "image", "prompt"] = "causal"
+    """Which tokens attend to later ones (`ImagePrompt.attention`)."""
+    chat_template: str | None = None
+    """How a conversation becomes a prompt, of a family that has prompts and no chat template."""
     words: Callable[[Any], Mapping[str, Any]]
     """Returns the fields of `ImagePrompt` that its processor says."""
     tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
@@ -264,6 +277,12 @@ def _words_of_internvl(processor: Any) -> dict[str, Any]:
         "before": processor.start_image_token,
         "after": processor.end_image_token,
     }
+
+
+def _words_of_gemma(processor: Any) -> dict[str, Any]:
+    token = processor.tokenizer.image_token
+    before, after = processor.full_image_sequence.split(token * processor.image_seq_length)
+    return {"marker": processor.boi_token, "embedding": token, "before": before, "after": after}
 
 
 def _tiles_of_idefics(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
@@ -333,6 +352,16 @@ FAMILIES: Final[Mapping[str, Seeing]] = {
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "Gemma3ForConditionalGeneration": Seeing(
+        processor="Gemma3Processor", tower="vision_tower", attention="image", words=_words_of_gemma
+    ),
+    "PaliGemmaForConditionalGeneration": Seeing(
+        processor="PaliGemmaProcessor",
+        tower="vision_tower",
+        attention="prompt",
+        chat_template=_PALIGEMMA_TEMPLATE,
+        words=_words_of_llava,
+    ),
     "InternVLForConditionalGeneration": Seeing(
         processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
     ),
@@ -404,12 +433,25 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
         parts = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in found]
         return torch.cat([part.reshape(len(pixel_values), -1, part.shape[-1]) for part in parts], dim=-1)
 
-    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor, num_given: int) -> Tensor:
         """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
         with asked_logits(self.model, positions):
-            given = self._family.read(images, input_ids, self.model)
+            given = dict(self._family.read(images, input_ids, self.model))
+            given |= _token_types(self._family, input_ids, self.model, num_given)
             output = self.model(input_ids=input_ids, **given, use_cache=False, return_dict=True)
             return cast("Tensor", output.logits)
+
+
+def _token_types(family: Seeing, input_ids: Tensor, model: nn.Module, num_given: int) -> dict[str, Tensor]:
+    """Returns what tells a whole model which tokens, (1, T), attend to later ones; nothing if none does.
+
+    It is 1 at images (Gemma 3), or 0 in the prompt and 1 behind it (PaliGemma).
+    """
+    if family.attention == "causal":
+        return {}
+    is_image = input_ids == cast("Any", model).config.image_token_id
+    is_answer = torch.arange(input_ids.shape[1])[None] >= num_given
+    return {"token_type_ids": (is_image if family.attention == "image" else is_answer).long()}
 
 
 def _fix_tower(model: nn.Module, family: Seeing, side: tuple[int, int]) -> None:
@@ -508,6 +550,11 @@ class _Sight:
         preprocessing, self._tiles = read(self._processor.image_processor)
         return preprocessing
 
+    @property
+    def chat_template(self) -> str | None:
+        """See `Sight`."""
+        return self._family.chat_template
+
     def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceSeeingDecoder:
         """See `Sight`."""
         cell = self._preprocessing.multiple if self._preprocessing.resize == "pixels" else None
@@ -552,19 +599,21 @@ class _Sight:
             tokens_per_tile=count,
             tiles=self._tiles,
             positions="grid" if self._family.has_grid_positions else "sequence",
+            attention=self._family.attention,
             **words,
         )
         try:
             preprocessor = TilePreprocessor(self._preprocessing, LIMITS, prompt.tiles)
         except BundleError as error:
             raise _SightError(first_line(error)) from error
+        if (most := preprocessor.most_tiles) > MOST_TILES + 1:
+            raise _SightError(f"one has up to {most} tiles, and {MOST_TILES + 1} is the most that is read")
         chat = check_chat_template(chat_template, tokenizer, special_tokens)
         generator = np.random.default_rng(0)
         for width, height in _SAMPLE_SIZES:
             coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
             picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
             self._check_image(prompt, chat, preprocessor, picture, model)
-        most = preprocessor.most_tiles
         note = f"images: {count} tokens each" if most == 1 else f"images: {count} tokens a tile, up to {most} tiles"
         if count is None:
             most = demanded(sizes.max_pixels) // sizes.multiple**2
@@ -589,9 +638,12 @@ class _Sight:
         where = f"of {picture.width} x {picture.height}"
         try:
             with quiet():
-                text = self._processor.apply_chat_template(
-                    [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-                )
+                if self._processor.chat_template is None:
+                    text = prompt.marker + _QUESTION
+                else:
+                    text = self._processor.apply_chat_template(
+                        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+                    )
                 expected = self._processor(text=text, images=[picture], add_special_tokens=False, return_tensors="np")
         except Exception as error:  # whatever the library raises
             raise _SightError(f"their processor fails ({first_line(error)})") from error

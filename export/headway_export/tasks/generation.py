@@ -277,7 +277,7 @@ def _compare_images(
         ids = np.concatenate([texts[0][:5], *[image, texts[1][:7]] * count])
         if len(ids) + parity.DECODED_TOKENS > limit:
             continue
-        shown = tiles[:count]
+        shown, num_given = tiles[:count], len(ids)
         [embedded] = candidate.embed_tiles([shown])
         runner = candidate.open_decoder(1, max_length=len(ids) + parity.DECODED_TOKENS, session=session)
         asked = np.arange(len(ids) - 12, len(ids))
@@ -289,7 +289,7 @@ def _compare_images(
         found_logits = np.concatenate(steps)
         asked = np.arange(len(ids) - len(found_logits), len(ids))
         where = f"prompt of {len(ids)} tokens with {count} images"
-        again = partial(reference.image_logits, shown, ids, asked)
+        again = partial(reference.image_logits, shown, ids, asked, num_given)
         expected = again()
         comparison.add("logits", found_logits, expected, where, again)
         comparison.add_greedy(found_logits.argmax(axis=-1), expected, where, again)

@@ -62,6 +62,9 @@ MEDIA_POSITIONS = "media_positions"
 POSITION_OFFSETS = "position_offsets"
 """Input of a decoder whose images have positions of a grid: (slots, length, 3) int64, added to `position_ids` for the
 place of a token, its row and its column."""
+ATTENDS_AHEAD = "attends_ahead"
+"""Input of a decoder with prompts whose tokens may attend to later ones: true if all tokens of a step attend to each
+other, (1) bool."""
 IMAGE_EMBEDDINGS = "embeddings"
 """Output of a graph `image_encoder`: (batch, tokens, width) float32."""
 SEGMENTATION_TENSORS = (("points", "point_labels", "earlier_mask", "has_earlier_mask"), ("masks", "predicted_iou"))
@@ -99,7 +102,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
-_MOST_TILES: Final = 64
+MOST_TILES: Final = 64
 """The most tiles of an image."""
 Thousandth = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
@@ -563,8 +566,8 @@ class ImageTiles(Record):
         size = self.longer_side if self.fit == "longer_side" else self.max_count
         if size is None:
             raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
-        if self.max_count is not None and not self.min_count <= self.max_count <= _MOST_TILES:
-            raise ValueError(f"tiles: min_count is at most max_count, and that at most {_MOST_TILES}")
+        if self.max_count is not None and not self.min_count <= self.max_count <= MOST_TILES:
+            raise ValueError(f"tiles: min_count is at most max_count, and that at most {MOST_TILES}")
         return self
 
 
@@ -582,6 +585,9 @@ class ImagePrompt(Record):
     positions: Literal["sequence", "grid"] = "sequence"
     """Positions of an image's tokens. `grid`: row and column in it beside their place, and the next token follows the
     longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1)."""
+    attention: Literal["causal", "image", "prompt"] = "causal"
+    """Tokens that attend to later ones: none, those of an image to each other (Gemma 3), or all of a prompt with images
+    (PaliGemma)."""
     before: str = ""
     """Text before an image."""
     tile: str = ""
@@ -1304,6 +1310,8 @@ def _check_image_prompt(manifest: Manifest) -> None:
     is_of_cells = sizes.resize == "pixels"
     if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
         raise ValueError("image_prompt: tokens_per_tile and tiles are of images that have one size")
+    if prompt.tiles is not None and (most := prompt.tiles.most_tiles(min(sizes.height, sizes.width))) > MOST_TILES:
+        raise ValueError(f"image_prompt.tiles: of a longer side are up to {most}, and the limit is {MOST_TILES}")
     if prompt.positions == "grid" and not is_of_cells:
         raise ValueError("image_prompt.positions: grid is of images of any size")
     if manifest.image_prompt.token not in manifest.media_tokens:
