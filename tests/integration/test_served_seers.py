@@ -195,7 +195,7 @@ def test_a_user_cannot_write_the_token_of_an_image(client):
 @pytest.mark.parametrize("path", ["chat/completions", "responses"])
 def test_openai_reads_images_as_data_urls(client, addresses, path):
     picture = draw_picture(90, 60)
-    url = "data:image/png;base64," + base64.encodebytes(encode(picture)).decode()
+    url = "data:image/png;base64," + base64.b64encode(encode(picture)).decode()
     expected = ask(client, "smolvlm", [picture, TEXT])
     if path == "responses":
         parts = [

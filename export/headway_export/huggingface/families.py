@@ -219,9 +219,9 @@ EXPORTED: Final = (
     ),
     Families(
         kind="captioners",
-        names="ViT-GPT2, BLIP",
+        names="ViT-GPT2, BLIP, Donut",
         task="`captioning` ([captions.md](captions.md))",
-        compared="captions equal `generate`, greedy, token for token",
+        compared="captions equal `generate`, greedy, token for token; of Donut behind the prompt of its task",
     ),
     Families(
         kind="",
@@ -496,7 +496,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),
-    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
+    "texts of images": ("MGP-STR", "Pix2Struct", "VisualBert"),
     "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
     "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
     "texts": ("InternLM2",),

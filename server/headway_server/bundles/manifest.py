@@ -456,14 +456,15 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "longer_side", "fit", "pixels"]
+    resize: Literal["stretch", "shorter_side", "longer_side", "inside", "fit", "pixels"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
-    below is 0 in `pixel_values`. `fit`: to a shorter side of `resize_size`, or of less where the longer one would
-    exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have the axes `height`
-    and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as
-    far as that allows; `height` and `width` are the sides of the largest square."""
+    below is 0 in `pixel_values`. `inside`: to a shorter side of the lesser of height and width, then to what fits into
+    both, keeping proportions; it is centred on black. `fit`: to a shorter side of `resize_size`, or of less where the
+    longer one would exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have
+    the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
+    keeping proportions as far as that allows; `height` and `width` are the sides of the largest square."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit`."""
@@ -512,6 +513,17 @@ class ImagePreprocessing(Record):
         """Returns width and height of an image after `longer_side`, as image processors of SAM compute them."""
         scale = self.height / max(width, height)
         return max(int(width * scale + 0.5), 1), max(int(height * scale + 0.5), 1)
+
+    def inside(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns width and height of an image after both steps of `inside`, as image processors of Donut do."""
+        shorter, edge = min(width, height), min(self.width, self.height)
+        first = (edge, int(edge * height / shorter)) if width <= height else (int(edge * width / shorter), edge)
+        second = min(first[0], self.width), min(first[1], self.height)
+        if second == first:
+            return first, first
+        if first[1] > first[0]:
+            return first, (int(first[0] * second[1] / first[1]), second[1])
+        return first, (second[0], int(first[1] * second[0] / first[0]))
 
     def with_pixels(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image after `pixels`, as image processors of Qwen2-VL compute them."""
