@@ -1420,7 +1420,8 @@ class AttendAhead(InPlacePass):
             caches, start, rest = held, positions.num_held, list(positions.lengths_and_rest(tape, node))
         if window and self._keeps_windows:
             rest += [None] * (_BIAS + 1 - _LENGTHS - len(rest))
-            seen = _in_window(tape, start, length, window)
+            is_half = _input(node, _PAST_KEY).dtype == ir.DataType.FLOAT16
+            seen = _in_window(tape, start, length, window, np.float16 if is_half else np.float32)
             given = rest[_BIAS - _LENGTHS]
             rest[_BIAS - _LENGTHS] = seen if given is None else tape.op("Add", [given, seen])
         inputs = [query, key, value, *caches, *rest]
@@ -1433,7 +1434,9 @@ def _as_length(tape: Tape, value: ir.Value) -> ir.Value:
     return tape.op("Cast", [tape.op("Reshape", [value, _constant(tape, np.array([1]))])], {"to": ir.DataType.INT64})
 
 
-def _in_window(tape: Tape, start: ir.Value, length: ir.Value, window: int) -> ir.Value:
+def _in_window(
+    tape: Tape, start: ir.Value, length: ir.Value, window: int, kind: type[np.float16 | np.float32]
+) -> ir.Value:
     """Returns a bias, (1, 1, T, S): 0 where a key is less than `window` tokens before the query, or behind it.
 
     Args:
@@ -1441,6 +1444,7 @@ def _in_window(tape: Tape, start: ir.Value, length: ir.Value, window: int) -> ir
         start: Keys before the first query, (1,) int64.
         length: T, (1,) int64; S is both together.
         window: Tokens that a token sees, itself included.
+        kind: Of the numbers.
     """
     zero, one = (_constant(tape, np.int64(value)) for value in (0, 1))
     total = tape.op("Squeeze", [tape.op("Add", [start, length])])
@@ -1448,7 +1452,7 @@ def _in_window(tape: Tape, start: ir.Value, length: ir.Value, window: int) -> ir
     queries = tape.op("Range", [tape.op("Squeeze", [start]), total, one])  # (T,)
     column = tape.op("Unsqueeze", [queries, _constant(tape, np.array([1]))])  # (T, 1)
     is_seen = tape.op("Less", [tape.op("Sub", [column, keys]), _constant(tape, np.int64(window))])  # (T, S)
-    numbers = [_constant(tape, np.float32(value)) for value in (0.0, np.finfo(np.float32).min)]
+    numbers = [_constant(tape, kind(value)) for value in (0.0, np.finfo(kind).min)]
     return tape.op("Unsqueeze", [tape.op("Where", [is_seen, *numbers]), _constant(tape, np.array([0, 1]))])
 
 

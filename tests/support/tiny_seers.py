@@ -10,6 +10,8 @@ import torch
 import transformers
 from PIL import Image
 
+from headway_export.huggingface.vision_language import PixtralProcessor
+
 SIDE = 16
 """Height and width of a tile, of four patches."""
 LENGTH = 256
@@ -86,6 +88,18 @@ _CONFIGS = {
             }
         },
     ),
+    "pixtral": (
+        "Llava",
+        {
+            "vision_config": {**_EYES, "head_dim": 8, "patch_size": SIDE, "model_type": "pixtral"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "mistral3": (
+        "Mistral3",
+        {"vision_config": {**_EYES, "head_dim": 8, "model_type": "pixtral"}, "spatial_merge_size": 2},
+    ),
     "gemma3": ("Gemma3", {"vision_config": {**_EYES, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4}),
     "paligemma": (
         "PaliGemma",
@@ -156,6 +170,11 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
         images = transformers.Qwen2VLImageProcessorPil(
             size={"shortest_edge": 4 * SIDE**2, "longest_edge": 64 * SIDE**2}, patch_size=SIDE // 2
         )
+    elif family in ("pixtral", "mistral3"):
+        images = transformers.PixtralImageProcessorPil(size={"longest_edge": 8 * SIDE}, patch_size=SIDE // 2)
+        settings = {"patch_size": SIDE if family == "pixtral" else SIDE // 2}
+        settings |= {} if family == "pixtral" else {"spatial_merge_size": 2}
+        settings |= {"image_token": "<image>", "image_break_token": "<img>", "image_end_token": "</img>"}
     elif family in _GEMMAS:
         kind = "Gemma3" if family == "gemma3" else "Siglip"
         images = getattr(transformers, f"{kind}ImageProcessorPil")(size={"height": SIDE, "width": SIDE})
@@ -194,6 +213,8 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     kinds = {
         "llava": transformers.LlavaProcessor,
         "internvl": transformers.InternVLProcessor,
+        "pixtral": PixtralProcessor,
+        "mistral3": PixtralProcessor,
         "gemma3": transformers.Gemma3Processor,
         "paligemma": transformers.PaliGemmaProcessor,
         "paligemma2": transformers.PaliGemmaProcessor,
@@ -223,7 +244,7 @@ def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_
         warnings.simplefilter("ignore", DeprecationWarning)  # PaliGemma's copies tensors as NumPy will not have it
         inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    names = ("input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids", "token_type_ids")
+    names = ("input_ids", "pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids", "token_type_ids")
     given = {name: inputs[name] for name in names if name in inputs}
     with torch.inference_mode():
         ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()

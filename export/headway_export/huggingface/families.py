@@ -81,7 +81,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="decoders that see or hear",
-        names="Gemma 4, Mistral Small 3",
+        names="Gemma 4",
         task="`generation` of texts alone",
         compared=_LOGITS,
     ),
@@ -102,11 +102,11 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="PaliGemma",
+        names="PaliGemma, Mistral 3 (Mistral Small 3.1, Ministral 3), Pixtral",
         task="`generation` with images",
         compared=(
-            "tokens and pixels of prompts with images; served once by hand, 13 answers equal `generate`; not served in "
-            "the tests"
+            "tokens and pixels of prompts with images; served once by hand, 13, 8 and 8 answers equal `generate`; not "
+            "served in the tests"
         ),
     ),
     Families(

@@ -419,7 +419,7 @@ def _after_images(draw: Draw, texts: Sequence[DecoderText], count: int) -> list[
 def _tile_size(source: ExportSource) -> tuple[int, int]:
     """Returns height and width of a tile, or of a small image of a model of any size."""
     sizes = demanded(source.image_preprocessing)
-    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.resize == "pixels" else (sizes.height, sizes.width)
+    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.has_cells else (sizes.height, sizes.width)
 
 
 def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[np.float32]:
@@ -432,7 +432,7 @@ def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[
 def _as_tiles(source: ExportSource, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """(N, 3, height, width) -> the same, or (N, 3, rows, cell, columns, cell) of a model of any size."""
     sizes = demanded(source.image_preprocessing)
-    if sizes.resize != "pixels":
+    if not sizes.has_cells:
         return pixels
     count, channels, height, width = pixels.shape
     side = sizes.multiple

@@ -456,7 +456,7 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "longer_side", "inside", "fit", "pixels"]
+    resize: Literal["stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells"]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
@@ -464,7 +464,9 @@ class ImagePreprocessing(Record):
     both, keeping proportions; it is centred on black. `fit`: to a shorter side of `resize_size`, or of less where the
     longer one would exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have
     the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
-    keeping proportions as far as that allows; `height` and `width` are the sides of the largest square."""
+    keeping proportions as far as that allows; `height` and `width` are the sides of the largest square. `cells`: to a
+    longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
+    of the largest square."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit`."""
@@ -482,7 +484,35 @@ class ImagePreprocessing(Record):
     @property
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
-        return self.resize in ("fit", "pixels")
+        return self.resize == "fit" or self.has_cells
+
+    @property
+    def has_cells(self) -> bool:
+        """True if an image of any size is a grid of squares of `multiple` pixels."""
+        return self.resize in ("pixels", "cells")
+
+    @property
+    def least_cells(self) -> int:
+        """Squares of an image at least, where it is a grid of them."""
+        return demanded(self.min_pixels) // self.multiple**2 if self.resize == "pixels" else 1
+
+    @property
+    def most_cells(self) -> int:
+        """Squares of an image at most, where it is a grid of them."""
+        most = demanded(self.max_pixels) if self.resize == "pixels" else self.height * self.width
+        return most // self.multiple**2
+
+    def in_cells(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image that is a grid of squares."""
+        return self.with_pixels(width, height) if self.resize == "pixels" else self._in_whole_cells(width, height)
+
+    def _in_whole_cells(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `cells`, as image processors of Pixtral compute them."""
+        limit = demanded(self.resize_size)
+        shrinks = max(height / limit, width / limit, 1.0)
+        sides = (max(math.floor(side / shrinks), 1) for side in (width, height))
+        across, down = (math.ceil(side / self.multiple) * self.multiple for side in sides)
+        return across, down
 
     @property
     def axes(self) -> tuple[int | str, int | str]:
@@ -548,9 +578,14 @@ class ImagePreprocessing(Record):
         if self.resize == "longer_side" and (self.resize_size is not None or self.height != self.width):
             raise ValueError("image_preprocessing: longer_side needs one size as height and width, and no resize_size")
         if not self.keeps_proportions and self.multiple != 1:
-            raise ValueError(f"image_preprocessing: multiple is for fit and pixels, and resize is {self.resize}")
+            raise ValueError(f"image_preprocessing: multiple is for fit, pixels and cells, and resize is {self.resize}")
         if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
             raise ValueError("image_preprocessing: pixels needs min_pixels and max_pixels")
+        if self.resize == "cells" and (
+            self.height != self.width
+            or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
+        ):
+            raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
         if self.resize == "pixels" and self.height * self.width > demanded(self.max_pixels):
             raise ValueError("image_preprocessing: height and width have more than max_pixels")
         return self
@@ -605,7 +640,7 @@ class ImagePrompt(Record):
     tile: str = ""
     """Text before each tile, with {row} and {column} from 1."""
     row_end: str = ""
-    """Text after a row of tiles."""
+    """Text after a row of tiles, or between the rows of an image of any size."""
     rows_end: str = ""
     """Text after all rows."""
     overview: str = ""
@@ -1319,7 +1354,7 @@ def _check_image_prompt(manifest: Manifest) -> None:
     prompt, sizes = manifest.image_prompt, manifest.image_preprocessing
     if sizes is None or sizes.resize == "fit":
         raise ValueError("image_prompt: needs image_preprocessing to one size, or to pixels")
-    is_of_cells = sizes.resize == "pixels"
+    is_of_cells = sizes.has_cells
     if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
         raise ValueError("image_prompt: tokens_per_tile and tiles are of images that have one size")
     if prompt.tiles is not None and (most := prompt.tiles.most_tiles(min(sizes.height, sizes.width))) > MOST_TILES:

@@ -308,14 +308,14 @@ class ImagePreprocessor:
             size = settings.fitted(*image.size)
         elif settings.resize == "longer_side":
             size = settings.within(*image.size)
-        elif settings.resize == "pixels":
+        elif settings.has_cells:
             if max(image.size) > _MOST_ELONGATED * min(image.size):
                 raise InvalidInputError(
                     field,
                     f"is {image.width} x {image.height} pixels; a side is at most {_MOST_ELONGATED} times the other; "
                     "crop it",
                 )
-            size = settings.with_pixels(*image.size)
+            size = settings.in_cells(*image.size)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         scale = size[0] / image.width, size[1] / image.height
         if settings.keeps_proportions or settings.resize == "longer_side":

@@ -197,7 +197,7 @@ def media_width(variant: Variant) -> int:
 
 def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
     """Returns a black tile, or a black square that is as large as an image of any size may be."""
-    if sizes.resize != "pixels":
+    if not sizes.has_cells:
         return np.zeros((3, sizes.height, sizes.width), np.float32)
     side = sizes.multiple
     return np.zeros((3, sizes.height // side, side, sizes.width // side, side), np.float32)
@@ -211,7 +211,7 @@ def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
 def image_text(prompt: ImagePrompt, grid: Grid) -> str:
     """Returns what stands in a prompt for an image with a grid, with the model's marker for each embedding."""
     if prompt.tokens_per_tile is None:
-        return f"{prompt.before}{prompt.embedding * num_embeddings(prompt, grid)}{prompt.after}"
+        return prompt.before + prompt.row_end.join([prompt.embedding * grid.columns] * grid.rows) + prompt.after
     embeddings = prompt.embedding * prompt.tokens_per_tile
     rows = "".join(
         "".join(
