@@ -49,6 +49,7 @@ from headway_server.bundles import (
     SpeechTokens,
     Tagging,
     Task,
+    VideoFrames,
     WordBoxes,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
@@ -196,6 +197,8 @@ class ExportSource:
     """How images stand in the prompts of a generation model; None: it reads none."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
+    video: VideoFrames | None = None
+    """What a model reads of a video; None: it reads none."""
     segmentation: Segmentation | None = None
     """How prompts of a segmentation model are answered; None: the manifest's defaults."""
     diffusion: Diffusion | None = None

@@ -41,8 +41,6 @@ FAMILIES = {
     "Llama 3.2 Vision": ("Mllama", None, _WRITES),
     "MusicGen": ("Musicgen", None, _WRITES),
     "MusicGen Melody": ("MusicgenMelody", None, _WRITES),
-    "LED": ("LED", {}, _WRITES),
-    "MVP": ("Mvp", {}, _WRITES),
     "ProphetNet": ("ProphetNet", None, _WRITES),
     "FSMT": ("FSMT", None, _WRITES),
     "Pegasus-X": ("PegasusX", {}, _WRITES),

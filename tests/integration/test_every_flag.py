@@ -198,6 +198,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
         "loudness",
         (f"speech.wav --top-k 2 --truncate {MODEL}", "--file audios.txt --batch-size 1 --json"),
     ),
+    "classify-video": ("motion", (f"picture.png picture.png --top-k 2 {MODEL}", "picture.png --json")),
     "detect-objects": (
         "boxes",
         (

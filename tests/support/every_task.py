@@ -52,6 +52,7 @@ def write_every_task(store: Path) -> None:
     tiny_bundles.write_box_bundle(store)
     tiny_bundles.write_letter_bundle(store)
     tiny_bundles.write_loudness_bundle(store)
+    tiny_bundles.write_motion_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

@@ -55,6 +55,7 @@ for command in (
     answers.fill_mask,
     classification.classify_image,
     classification.classify_audio,
+    classification.classify_video,
     detection.detect_objects,
     classification.embed_text,
     classification.score_text,

@@ -131,6 +131,7 @@ class Task(StrEnum):
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
     AUDIO_CLASSIFICATION = "audio_classification"
+    VIDEO_CLASSIFICATION = "video_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     TENSORS = "tensors"
 
@@ -879,6 +880,13 @@ class Detection(Record):
         return int(self.scores == "softmax")
 
 
+class VideoFrames(Record):
+    """What a model reads of a video: `pixel_values`, float32 (batch, num_frames, 3, height, width)."""
+
+    num_frames: Size
+    """Frames, evenly from the first to the last."""
+
+
 class StableMask(Record):
     """The least stability of the mask of several parts; below it, the likeliest of the other masks is taken.
 
@@ -1204,6 +1212,8 @@ class Manifest(Record):
     """None but for text_scoring."""
     detection: Detection | None = None
     """None but for object_detection."""
+    video: VideoFrames | None = None
+    """None but for video_classification."""
     segmentation: Segmentation | None = None
     """Of segmentation; None: the defaults."""
     tagging: Tagging | None = None
@@ -1559,6 +1569,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
     Task.AUDIO_CLASSIFICATION: TaskParts(needs=("labels", "sound")),
+    Task.VIDEO_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing", "video")),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.text_to_text.model import TextToTextModel
     from headway_server.tasks.text_to_text.translation import TranslationModel
     from headway_server.tasks.tokens.classifier import TokenClassifier
+    from headway_server.tasks.video.classifier import VideoClassifier
 
 
 def _embeds(manifest: Manifest) -> bool:
@@ -102,6 +103,7 @@ CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
 )
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
+CLASSIFY_VIDEOS: Final[Ability[VideoClassifier]] = Ability(name="classify_video", words="classify videos")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
@@ -250,6 +252,11 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(CLASSIFY_AUDIOS,),
         tensors=_TENSORS + "AUDIO_CLASSIFICATION",
     ),
+    Task.VIDEO_CLASSIFICATION: Family(
+        loader="headway_server.tasks.video.classifier:VideoClassifier.load",
+        made_for=(CLASSIFY_VIDEOS,),
+        tensors=_TENSORS + "VIDEO_CLASSIFICATION",
+    ),
     Task.SPEECH_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
@@ -297,6 +304,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
     "ClassifyAudio": Rpc(asked=CLASSIFY_AUDIOS),
+    "ClassifyVideo": Rpc(asked=CLASSIFY_VIDEOS),
     "DetectObjects": Rpc(asked=DETECT_OBJECTS),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),

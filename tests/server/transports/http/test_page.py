@@ -50,6 +50,7 @@ PANELS = [
     "draw",
     "transcribe",
     "sounds",
+    "videos",
     "speak",
     "segment",
     "attention",
