@@ -53,6 +53,11 @@ def with_another_processor(folder):
     file.write_text(json.dumps({**json.loads(file.read_bytes()), "do_image_splitting": False}))
 
 
+def with_many_tiles(folder):
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "size": {"longest_edge": 9 * SIDE}}))
+
+
 def without_processor(folder):
     (folder / "preprocessor_config.json").unlink()
     (folder / "processor_config.json").unlink()
@@ -70,6 +75,7 @@ def with_a_template_without_images(folder):
     [
         (without_template, "they stand in conversations, and there is no chat template"),
         (with_another_processor, "images are not resized and divided into tiles"),
+        (with_many_tiles, "one has up to 82 tiles, and 65 is the most"),
         (without_processor, "has no preprocessor_config.json"),
         (with_a_template_without_images, "their processor fails"),
     ],
