@@ -39,6 +39,7 @@ from headway_export.inputs import DecoderText, Drawn, Inputs
 from headway_export.source import ExportSource, has_metric
 from headway_export.tasks.table import task_of
 from headway_server.bundles import AgreementFigures, ClassificationScheme, Detection, Precision
+from headway_server.decoding.interfaces import steps_of
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.tasks.detection.objects import Objects
 from headway_server.tasks.outputs import log_softmax
@@ -247,12 +248,14 @@ def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterato
     for number, text in enumerate(texts):
         if has_encoder:
             open_sources(runner, of_source[id(text.source)])
-        media = None if text.images is None else media_of(source, text.token_ids, text.images, next(embedded))
-        for start in range(0, len(text.token_ids), runner.prefill_chunk):
-            ids = text.token_ids[start : start + runner.prefill_chunk]
+        media = None
+        if text.images is not None:
+            media = media_of(source, text.token_ids, text.images, next(embedded), text.num_given)
+        for start, stop in steps_of(len(text.token_ids), runner.prefill_chunk, media):
+            ids = text.token_ids[start:stop]
             # `score` begins a state without positions anew, which the source has filled.
             has_begun = has_encoder and not runner.keeps_positions
-            given = None if media is None else media.between(start, start + len(ids))
+            given = None if media is None else media.between(start, stop)
             logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start, media=given)
             skipped = max(0, text.num_given - 1 - start)
             if skipped >= len(logits):
