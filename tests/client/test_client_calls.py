@@ -323,6 +323,18 @@ def test_labels_of_audios(server: Any, connect: Connect) -> None:
     assert (server.rules.requests[0].top_k, server.rules.requests[0].truncate) == (2, True)
 
 
+def test_maps_of_images(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    answer = caller.call("classify_pixels", [b"one", b"four"])
+    label = results.PixelLabel("sky", 2, 1.0, 0.5)
+    assert [(one.labels, one.width, one.height) for one in answer] == [((label,), width, 2) for width in (3, 4)]
+    assert answer[0].to_numpy().tolist() == [[0, 65535]]
+    [found] = caller.call("estimate_depth", image_ids="a")
+    assert (found.kind, found.minimum, found.maximum, found.width) == (results.DepthKind.METRIC, 1, 3, 1)
+    assert found.to_numpy().tolist() == [[1, 3]]
+    assert list(server.rules.requests[1].image_ids) == ["a"]
+
+
 def test_objects_of_images(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     answer = caller.call("detect_objects", [b"one", b"four"], threshold=0.0, labels="dog", max_object_count=3)

@@ -81,6 +81,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
     "ClassifyAudio": {"audios": [AUDIO]},
     "DetectObjects": {"images": [IMAGE]},
+    "ClassifyPixels": {"images": [IMAGE]},
+    "EstimateDepth": {"images": [IMAGE]},
     "EmbedImage": {"images": [IMAGE]},
     "GenerateImage": {"parameters": {"step_count": 1}},
     "StreamGenerateImage": {"parameters": {"step_count": 1}},
@@ -239,6 +241,8 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
     Task.AUDIO_CLASSIFICATION: ([{"audio": [AUDIO]}], {"top_k": 2}),
     Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
+    Task.SEMANTIC_SEGMENTATION: (OF_IMAGES, {}),
+    Task.DEPTH_ESTIMATION: (OF_IMAGES, {}),
     Task.SEGMENTATION: (
         [
             {"image": [IMAGE], "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
@@ -366,6 +370,22 @@ TYPED: dict[Task, Typed] = {
         outputs=named("results.objects.label", "label")
         | named("results.objects.label_index", "label_index")
         | named("results.objects.score", "score"),
+    ),
+    Task.SEMANTIC_SEGMENTATION: Typed(
+        rpc="ClassifyPixels",
+        request=REQUESTS["ClassifyPixels"],
+        outputs=named("results.class_map", "class_map")
+        | named("results.labels.label", "label")
+        | named("results.labels.label_index", "label_index")
+        | named("results.labels.share", "share")
+        | named("results.labels.score", "score"),
+    ),
+    Task.DEPTH_ESTIMATION: Typed(
+        rpc="EstimateDepth",
+        request=REQUESTS["EstimateDepth"],
+        outputs=named("results.png", "depth_map")
+        | named("results.minimum", "minimum")
+        | named("results.maximum", "maximum"),
     ),
     Task.SEGMENTATION: Typed(
         rpc="SegmentImage",
@@ -775,6 +795,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
     "ClassifyAudio": ("classify-audio", "speech.wav"),
     "DetectObjects": ("detect-objects", "picture.png"),
+    "ClassifyPixels": ("classify-pixels", "picture.png"),
+    "EstimateDepth": ("estimate-depth", "picture.png"),
     "EmbedImage": ("embed-image", "picture.png"),
     "GenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1"),
     "StreamGenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1", "--progress", "1"),
