@@ -16,35 +16,155 @@ _SQUARE = {
     "image_std": [0.229, 0.224, 0.225],
 }
 _MIT = {
+    "num_encoder_blocks": 2,
+    "depths": [1, 1],
+    "hidden_sizes": [8, 16],
+    "num_attention_heads": [1, 2],
+    "sr_ratios": [8, 4],
+    "mlp_ratios": [2, 2],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "decoder_hidden_size": 16,
+}
+_FOUR = {
+    **_MIT,
     "num_encoder_blocks": 4,
     "depths": [1, 1, 1, 1],
     "hidden_sizes": [8, 16, 24, 32],
     "num_attention_heads": [1, 1, 2, 2],
     "sr_ratios": [8, 4, 2, 1],
     "mlp_ratios": [2, 2, 2, 2],
-    "decoder_hidden_size": 16,
+    "patch_sizes": [7, 3, 3, 3],
+    "strides": [4, 2, 2, 2],
+}
+_VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "image_size": 64,
+}
+_DINO = {
+    **_VIT,
+    "model_type": "dinov2",
+    "mlp_ratio": 2,
+    "patch_size": 14,
+    "image_size": 70,
+    "num_hidden_layers": 4,
+    "out_indices": [1, 2, 3, 4],
+    "reshape_hidden_states": False,
+    "apply_layernorm": True,
+}
+_SWIN = {
+    "model_type": "swin",
+    "image_size": 64,
+    "embed_dim": 8,
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 1, 2, 2],
+    "window_size": 4,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+_DECODER = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "encoder_attention_heads": 2}
+_DETR = {**_DECODER, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_queries": 7}
+_BEIT = {
+    **_VIT,
+    "patch_size": 16,
+    "out_indices": [1, 2, 3, 4],
+    "pool_scales": [1, 2],
+    "use_auxiliary_head": False,
+    "use_relative_position_bias": True,
+}
+_CONVNEXT = {"model_type": "convnext", "depths": [1, 1, 1, 1], "hidden_sizes": [8, 12, 16, 20]}
+_STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+_MASKED = {"size": {"height": 64, "width": 64}, "size_divisor": 32}
+_DPT = {
+    **_VIT,
+    "patch_size": 16,
+    "backbone_out_indices": [0, 1, 2, 3],
+    "neck_hidden_sizes": [8, 8, 16, 16],
+    "fusion_hidden_size": 8,
+    "is_hybrid": False,
 }
 SEMANTIC = {
     "segformer": ("SegformerForSemanticSegmentation", _MIT, "SegformerImageProcessor", {"do_reduce_labels": True}),
+    "beit": ("BeitForSemanticSegmentation", _BEIT, "BeitImageProcessor", {"do_center_crop": False}),
+    "data2vec-vision": ("Data2VecVisionForSemanticSegmentation", _BEIT, "BeitImageProcessor", {"do_center_crop": False}),
+    "dpt": ("DPTForSemanticSegmentation", _DPT, "DPTImageProcessor", {}),
+    "upernet": (
+        "UperNetForSemanticSegmentation",
+        {
+            "backbone_config": {**_CONVNEXT, **_STAGES},
+            "hidden_size": 8,
+            "pool_scales": [1, 2],
+            "use_auxiliary_head": False,
+        },
+        "SegformerImageProcessor",
+        {},
+    ),
+    "maskformer": (
+        "MaskFormerForInstanceSegmentation",
+        {
+            "backbone_config": _SWIN,
+            "decoder_config": {"model_type": "detr", **_DETR},
+            "fpn_feature_size": 32,
+            "mask_feature_size": 32,
+        },
+        "MaskFormerImageProcessor",
+        _MASKED,
+    ),
+    "mask2former": (
+        "Mask2FormerForUniversalSegmentation",
+        {
+            "backbone_config": _SWIN,
+            "feature_size": 32,
+            "mask_feature_size": 32,
+            "hidden_dim": 32,
+            "encoder_feedforward_dim": 24,
+            "dim_feedforward": 24,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "num_attention_heads": 2,
+            "num_queries": 7,
+        },
+        "Mask2FormerImageProcessor",
+        _MASKED,
+    ),
 }
 """Class, configuration, image processor and its settings of each family, by model type."""
 DEPTH = {
-    "glpn": ("GLPNForDepthEstimation", _MIT, "GLPNImageProcessor", {"size": None, "do_normalize": False}),
+    "glpn": ("GLPNForDepthEstimation", _FOUR, "GLPNImageProcessor", {"size": None, "do_normalize": False}),
+    "depth_anything": (
+        "DepthAnythingForDepthEstimation",
+        {
+            "backbone_config": _DINO,
+            "patch_size": 14,
+            "reassemble_hidden_size": 16,
+            "neck_hidden_sizes": [8, 8, 16, 16],
+            "fusion_hidden_size": 8,
+            "head_hidden_size": 8,
+        },
+        "DPTImageProcessor",
+        {"size": {"height": 70, "width": 70}, "keep_aspect_ratio": True, "ensure_multiple_of": 14, "resample": 3},
+    ),
+    "dpt": ("DPTForDepthEstimation", _DPT, "DPTImageProcessor", {"resample": 3}),
 }
-SERVED = ("segformer", "glpn")
+_DEVIATIONS = {"class_predictor": 2.0, "quer": 2.0, "mask_embedder": 0.5, "pixel_embed": 1.0}
+"""Of weights, by a part of their names."""
+SERVED = {"segformer", "depth_anything"}
 """Families that are exported and served."""
 
 
-def write_pixel_model(folder: Path, family: str, **preprocessing) -> Path:
+def write_pixel_model(folder: Path, family: str, *, is_depth: bool = False, **preprocessing) -> Path:
     """Writes a model whose answers vary over an image."""
-    name, values, processor, settings = (SEMANTIC | DEPTH)[family]
+    name, values, processor, settings = (DEPTH if is_depth else SEMANTIC)[family]
     torch.manual_seed(3)
     kind = getattr(transformers, name)
-    model = kind(kind.config_class(**values, **({"num_labels": NUM_LABELS} if family in SEMANTIC else {}))).eval()
+    config = kind.config_class(**values, **({} if is_depth else {"num_labels": NUM_LABELS}))
+    model = kind(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for part, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
+                parameter.normal_(std=next((std for key, std in _DEVIATIONS.items() if key in part), 0.2))
     model.save_pretrained(folder)
     written = {"image_processor_type": processor, **_SQUARE, **settings, **preprocessing}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForDepthEstimation
 
 from headway_export.errors import SourceError
+from headway_export.huggingface.detectors import traceable
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
 from headway_export.source import ExportSource
@@ -29,7 +30,9 @@ class HuggingFaceDepthEstimator(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """(B, 3, height, width) -> `depth` (B, R, S)."""
-        return {"depth": cast("Tensor", self.model(pixel_values=pixel_values, return_dict=True).predicted_depth)}
+        with traceable(self.model):
+            output = self.model(pixel_values=pixel_values, return_dict=True)
+        return {"depth": cast("Tensor", output.predicted_depth)}
 
 
 def read_depth_estimator(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

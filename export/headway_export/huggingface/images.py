@@ -28,7 +28,7 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
-from headway_server.errors import BundleError
+from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
 from headway_training.folders import first_line, labels_of, quiet
@@ -428,7 +428,10 @@ def _check_pixels(
         picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
         file = io.BytesIO()
         picture.save(file, "PNG")
-        found = preprocessor.prepare(file.getvalue()).pixel_values
+        try:
+            found = preprocessor.prepare(file.getvalue()).pixel_values
+        except InvalidInputError:  # which is too elongated
+            continue
         try:
             expected = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
         except Exception as error:  # whatever the library raises
