@@ -13,7 +13,7 @@ from headway_export.cli import app
 
 from .conftest import serve
 
-SIZES = ((64, 48), (90, 133), (200, 77))
+SIZES = ((64, 48), (90, 133), (150, 77))
 
 
 @pytest.fixture(scope="module")

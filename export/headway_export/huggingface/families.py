@@ -239,6 +239,30 @@ EXPORTED: Final = (
         compared="objects of the module's outputs, within a thousandth of the image; not exported in the tests",
     ),
     Families(
+        kind="models of pixels",
+        names="SegFormer",
+        task="`semantic_segmentation` ([pixels.md](pixels.md))",
+        compared="labels of pixels, 999 of 1,000",
+    ),
+    Families(
+        kind="",
+        names="BEiT, Data2Vec (images), DPT, UPerNet, MaskFormer, Mask2Former",
+        task="`semantic_segmentation`",
+        compared="labels of pixels by the module's outputs, 999 of 1,000; not exported in the tests",
+    ),
+    Families(
+        kind="",
+        names="Depth Anything",
+        task="`depth_estimation` ([pixels.md](pixels.md))",
+        compared="depth, within 1e-4 of the largest",
+    ),
+    Families(
+        kind="",
+        names="DPT, GLPN",
+        task="`depth_estimation`",
+        compared="depth by the module's outputs, within 1e-4 of the largest; not exported in the tests",
+    ),
+    Families(
         kind="segmenters",
         names="SAM, SAM 2 (images)",
         task="`segmentation` by points and boxes ([segmentation.md](segmentation.md#published-models))",
@@ -491,7 +515,7 @@ OPTIMUM: Final = (
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
-    "segments of images": ("GroupVit", "MaskFormer"),
+    "segments of images": ("GroupVit",),
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),
