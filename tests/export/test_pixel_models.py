@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tiny_pixel_models
 import torch
-import transformers
 from PIL import Image
-from torch.nn import functional
 
 from headway_export.agreement import LIMITS, Rows, _Comparison
 from headway_export.errors import SourceError
@@ -18,7 +16,7 @@ from headway_export.huggingface.semantic_segmenters import MASK_CLASSIFIERS, PIX
 from headway_server.bundles import ClassificationScheme, Task
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
-from headway_server.tasks.pixels.maps import ClassMap, depth_png, enlarge_depth
+from headway_server.tasks.pixels.maps import ClassMap, enlarge_depth
 
 SIZE = (90, 60)
 """Width and height of an image."""
@@ -63,3 +61,32 @@ def test_depth_is_that_of_the_post_processing(tmp_path, family):
     expected = tiny_pixel_models.expected_depth(folder, picture())
     assert np.ptp(expected) > 0
     np.testing.assert_allclose(enlarge_depth(depth, SIZE), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
+
+
+def test_a_folder_whose_maps_would_be_stretched_wrongly_is_refused(tmp_path):
+    crop = {"do_center_crop": True, "crop_size": {"height": 32, "width": 32}}
+    folder = tiny_pixel_models.write_pixel_model(tmp_path, "beit", **crop)
+    with pytest.raises(SourceError, match=r"stretches maps to images; write a size there"):
+        from_folder(folder, FolderOptions())
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "found", "figures"),
+    [
+        ("pixel", [[5, 0], [0, 5]], [[5, 0], [0, 5]], {"top_agreement": 1, "mean_label_iou": 1}),
+        ("pixel", [[5, 0], [0, 5]], [[5, 0], [5, 0]], {"top_agreement": 0.5, "mean_label_iou": 0.25}),
+        ("pixel", [[5, 0], [0.1, 0]], [[5, 0], [0, 5]], {"top_agreement": 1, "mean_label_iou": 1}),  # fp32 is unsure
+        ("depth", [[4, 4], [2, 2]], [[4, 4], [2, 3]], {"mean_relative_error": 0.125}),
+    ],
+)
+def test_maps_of_two_variants_are_compared(kind, expected, found, figures):
+    scheme = ClassificationScheme()
+    comparison = _Comparison(kind=kind, scheme=scheme, has_labels=kind == "pixel")
+    first, second = (np.repeat(np.array(rows, np.float32), 20, axis=0) for rows in (expected, found))
+    if kind == "pixel":
+        first, second = (rows - np.log(np.exp(rows).sum(axis=1, keepdims=True)) for rows in (first, second))
+    comparison.add(first, Rows(second, np.zeros(len(first), np.int64), 0))
+    measured, _ = comparison.figures()
+    assert measured.keys() <= LIMITS.keys()
+    for name, value in figures.items():
+        assert measured[name] == pytest.approx(value, abs=1e-6)

@@ -76,6 +76,7 @@ _BEIT = {
 }
 _CONVNEXT = {"model_type": "convnext", "depths": [1, 1, 1, 1], "hidden_sizes": [8, 12, 16, 20]}
 _STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+_UNCROPPED = {"do_center_crop": False}
 _MASKED = {"size": {"height": 64, "width": 64}, "size_divisor": 32}
 _DPT = {
     **_VIT,
@@ -87,9 +88,32 @@ _DPT = {
 }
 SEMANTIC = {
     "segformer": ("SegformerForSemanticSegmentation", _MIT, "SegformerImageProcessor", {"do_reduce_labels": True}),
-    "beit": ("BeitForSemanticSegmentation", _BEIT, "BeitImageProcessor", {"do_center_crop": False}),
-    "data2vec-vision": ("Data2VecVisionForSemanticSegmentation", _BEIT, "BeitImageProcessor", {"do_center_crop": False}),
+    "beit": ("BeitForSemanticSegmentation", _BEIT, "BeitImageProcessor", _UNCROPPED),
+    "data2vec-vision": (
+        "Data2VecVisionForSemanticSegmentation",
+        _BEIT,
+        "BeitImageProcessor",
+        _UNCROPPED,
+    ),
     "dpt": ("DPTForSemanticSegmentation", _DPT, "DPTImageProcessor", {}),
+    "mobilevit": (
+        "MobileViTForSemanticSegmentation",
+        {
+            "hidden_sizes": [16, 24, 32],
+            "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 40],
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "aspp_out_channels": 16,
+        },
+        "MobileViTImageProcessor",
+        {**_UNCROPPED, "do_normalize": None, "do_flip_channel_order": True},
+    ),
+    "mobilenet_v2": (
+        "MobileNetV2ForSemanticSegmentation",
+        {"depth_multiplier": 0.25, "image_size": 64},
+        "MobileNetV2ImageProcessor",
+        _UNCROPPED,
+    ),
     "upernet": (
         "UperNetForSemanticSegmentation",
         {

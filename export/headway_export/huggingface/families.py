@@ -246,7 +246,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="BEiT, Data2Vec (images), DPT, UPerNet, MaskFormer, Mask2Former",
+        names="BEiT, Data2Vec (images), DPT, UPerNet, MobileViT, MobileNet V2, MaskFormer, Mask2Former",
         task="`semantic_segmentation`",
         compared="labels of pixels by the module's outputs, 999 of 1,000; not exported in the tests",
     ),

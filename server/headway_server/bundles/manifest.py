@@ -268,9 +268,9 @@ class AgreementFigures(Record):
 
     Figures are `mean_kl_divergence` (nats a prediction), `worst_kl_divergence` (the largest mean over a label or a band
     of positions), `top_agreement` (share of tokens, labels or decisions that are fp32's, but for those of which fp32 is
-    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, `mean_box_iou`, and `correlation`,
-    `least_correlation` and `iou_correlation` (how alike outputs vary over the inputs: 1, and 0 for a constant; the mean
-    of all outputs, the least of a label, and that of predicted IoU).
+    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, `mean_box_iou`, `mean_label_iou` of pixels,
+    `mean_relative_error` of depth, and `correlation`, `least_correlation` and `iou_correlation` (how alike outputs vary
+    over the inputs: 1, and 0 for a constant; the mean of all outputs, the least of a label, and that of predicted IoU).
     """
 
     dataset: str

@@ -356,13 +356,13 @@ def test_maps_are_drawn_over_the_picture(page: Page, tmp_path: Path) -> None:
     Image.fromarray(picture).save(tmp_path / "photo.png")
     with running(store=tmp_path / "store") as (_, url):
         open_panel(page, url, "maps")
-        page.get_by_label("Model").select_option(label="maps 1")
+        page.get_by_label("Model").select_option("maps/1")
         page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
         expect(page.locator(".output .bars li")).to_have_count(2, timeout=10_000)
         expect(page.locator(".output .bars li").first).to_contain_text("50.0 %")
         at = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
         assert page.evaluate(at, [9, 9]) != page.evaluate(at, [70, 30])
-        page.get_by_label("Model").select_option(label="depths 1")
+        page.get_by_label("Model").select_option("depths/1")
         assert "(white), metres" in answer(page)
         assert is_accessible_and_fits(page)
 
