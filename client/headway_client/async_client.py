@@ -27,6 +27,7 @@ from headway_client.options import (
     ClassifyPixelsOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    ClassifyVideoOptions,
     DetectObjectsOptions,
     EmbedImageOptions,
     EmbedTextOptions,
@@ -109,6 +110,7 @@ from headway_client.results import (
     TokenClassification,
     TranslatedText,
     TranslationInspection,
+    VideoClassification,
 )
 from headway_client.retry import NO_RETRIES, Attempts, Readiness, RetryBudget, RetryPolicy
 from headway_client.tensors import Parameter, TensorAnswer
@@ -317,6 +319,13 @@ class AsyncClient:
     ) -> Answer[AudioClassification]:
         """Returns the labels of every audio, the most likely first."""
         return await self._send(requests.classify_audio(audios, **options), timeout_s)
+
+    @spell_out
+    async def classify_video(
+        self, frames: Images, *, timeout_s: float | None = None, **options: Unpack[ClassifyVideoOptions]
+    ) -> Answer[VideoClassification]:
+        """Returns the labels of a video, given by its frames in order, the most likely first."""
+        return await self._send(requests.classify_video(frames, **options), timeout_s)
 
     @spell_out
     async def detect_objects(

@@ -410,6 +410,12 @@ class ClassifyAudioOptions(ModelOptions, total=False):
     truncate: Annotated[bool, "Cut longer audio than the model reads. Default: refuse it."]
 
 
+class ClassifyVideoOptions(ModelOptions, total=False):
+    """Options of ClassifyVideo."""
+
+    top_k: Annotated[int | None, "Labels to return, the most likely first. Default: all."]
+
+
 class DetectObjectsOptions(ModelOptions, total=False):
     """Options of DetectObjects."""
 

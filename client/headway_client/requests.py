@@ -41,6 +41,7 @@ from headway.v1 import (
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
+    video_classification_service_pb2,
 )
 from headway.v1 import generation_service_pb2 as generation_pb2
 from headway.v1 import image_generation_service_pb2 as image_generation_pb2
@@ -59,6 +60,7 @@ from headway_client.options import (
     ClassifyPixelsOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    ClassifyVideoOptions,
     DetectObjectsOptions,
     DiffusionSampler,
     EarlyStopping,
@@ -141,6 +143,7 @@ from headway_client.results import (
     ToolCall,
     TranslatedText,
     TranslationInspection,
+    VideoClassification,
     read,
     read_timings,
 )
@@ -172,6 +175,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         text_classification_service_pb2,
         text_to_text_service_pb2,
         translation_service_pb2,
+        video_classification_service_pb2,
     )
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
@@ -558,6 +562,12 @@ def classify_audio(audios: Audios, **options: Unpack[ClassifyAudioOptions]) -> C
     return _unary(
         "ClassifyAudio", _values(ClassifyAudioOptions, options, audios=contents), AudioClassification, len(contents)
     )
+
+
+def classify_video(frames: Images, **options: Unpack[ClassifyVideoOptions]) -> Call[Answer[VideoClassification]]:
+    """ClassifyVideo."""
+    contents = _as_images("frames", frames)
+    return _unary("ClassifyVideo", _values(ClassifyVideoOptions, options, frames=contents), VideoClassification, 1)
 
 
 def detect_objects(images: Images = (), **options: Unpack[DetectObjectsOptions]) -> Call[Answer[ObjectDetection]]:

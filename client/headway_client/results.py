@@ -496,6 +496,15 @@ class AudioClassification:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoClassification:
+    """The labels of a video, the most likely first."""
+
+    labels: tuple[LabelScore, ...]
+    frame_indices: tuple[int, ...]
+    """Which of the frames the model has read, counted from 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class Box:
     """A rectangle in pixels of an image; right and bottom are exclusive."""
 

@@ -315,6 +315,17 @@ def hf(
     ] = None,
     tag_scheme: _TagScheme = None,
     aggregation: _Aggregation = None,
+    examples: Annotated[
+        Path | None,
+        typer.Option(help=".npz of inputs by name that the model runs on; with --task tensors. [default: drawn]"),
+    ] = None,
+    axes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INPUT=AXIS,AXIS",
+            help="Axes of an input, sizes of fixed ones and names of others; repeat for several; with --task tensors.",
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
@@ -346,6 +357,8 @@ def hf(
             tag_scheme=tag_scheme,
             aggregation=aggregation,
             prompts=_prompts(prompt or ()),
+            examples=examples,
+            axes=_axes(axes or ()),
             base=base,
             precisions=tuple(precision) if precision else None,
             scratch=scratch,
@@ -372,7 +385,7 @@ def hf(
         for source in sources:
             with huggingface.in_a_sentence(folder):
                 _export(source, options)
-        if precision is None and default == [Precision.FP32]:
+        if precision is None and default == [Precision.FP32] and sources[0].task != "tensors":
             note = (
                 "fp32 alone: int8 is judged "
                 + ("on evaluation data, which --evaluation FILE gives, or " if has_metric(sources[0]) else "")
@@ -475,6 +488,18 @@ def _sizes(given: Sequence[str]) -> dict[str, int]:
             raise SourceError(f"--max-size {entry}: give it as AXIS=SIZE, such as length=512, from 1 to {_MOST_SIZE}")
         sizes[axis] = int(size)
     return sizes
+
+
+def _axes(given: Sequence[str]) -> dict[str, tuple[int | str, ...]]:
+    """Reads `--axes` of models of tensors."""
+    found: dict[str, tuple[int | str, ...]] = {}
+    for entry in given:
+        name, separator, axes = entry.partition("=")
+        parts = axes.split(",")
+        if not (name and separator and all(part.isidentifier() or (part.isdecimal() and int(part)) for part in parts)):
+            raise SourceError(f"--axes {entry}: give it as INPUT=AXIS,AXIS, such as pixel_values=batch,3,224,224")
+        found[name] = tuple(int(part) if part.isdecimal() else part for part in parts)
+    return found
 
 
 @contextmanager

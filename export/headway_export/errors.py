@@ -12,6 +12,7 @@ import re
 from typing import Final
 
 _MOST_CHARACTERS: Final = 300
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _PLACES: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+:\d+ .*?\) (?=\w)")
 
 
@@ -36,6 +37,6 @@ def reason_of(error: BaseException) -> str:
 
     A tracer tells whole graphs, and ONNX Runtime places in its source.
     """
-    message = _PLACES.sub("", str(error))
+    message = _PLACES.sub("", _COLOURS.sub("", str(error)))
     text = " ".join(message.split()) or type(error).__name__
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]} ..."

@@ -31,6 +31,7 @@ from headway_server.tasks.tensors.graph import batch_axis_of
 
 NO_BATCH: Final = "none"
 """`--batch-axis` of a model whose calls run one by one."""
+_LEAVE_OUT: Final = f"leave it out with --batch-axis {NO_BATCH}"
 _MOST_BYTES: Final = 2**31 - 1
 """A protocol buffer holds no more."""
 _TRIED_SIZES: Final = (16, 32, 64, 224, 256, 640, 8, 128, 1)
@@ -241,7 +242,7 @@ class OnnxModule(TensorModule):
                 bound=ROUNDED_BOUND if _rounds(self._model) else BOUND,
                 fixed={value.name: [_fixed(size) for size in value.shape] for value in self._session.get_outputs()},
                 max_sizes=options.max_sizes,
-                is_told=options.batch_axis not in {None, NO_BATCH},
+                leave_out=_LEAVE_OUT if options.batch_axis not in {None, NO_BATCH} else None,
             ).find(expected)
         except SourceError as error:
             raise SourceError(f"{self._file}: {error}") from error
@@ -464,19 +465,28 @@ def _open(file: Path) -> Any:
         raise SourceError(f"{file}: ONNX Runtime cannot load it ({reason_of(error)})") from error
 
 
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """Reads the arrays of `--examples`.
+
+    Raises:
+        SourceError: They cannot be read.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
+        raise SourceError(
+            f"--examples {file}: cannot be read as an .npz of arrays ({reason_of(error)}); texts are arrays of str"
+        ) from error
+
+
 def _read_examples(file: Path, inputs: Sequence[TensorSpec], outputs: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Reads inputs, and outputs if there are some, in the types of the graph's inputs.
 
     Raises:
         SourceError: They cannot be read, or are those of another graph.
     """
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            found = dict(arrays)
-    except (OSError, ValueError, EOFError, AttributeError, TypeError) as error:
-        raise SourceError(
-            f"--examples {file}: cannot be read as an .npz of arrays ({reason_of(error)}); texts are arrays of str"
-        ) from error
+    found = read_arrays(file)
     names = [spec.name for spec in inputs]
     if missing := [name for name in names if name not in found]:
         raise SourceError(f"--examples {file}: lacks {missing[0]}; the graph reads {', '.join(names)}")

@@ -51,6 +51,7 @@ from headway_server.bundles import (
     SpeechTokens,
     Tagging,
     Task,
+    VideoFrames,
     WordBoxes,
 )
 from headway_server.bundles.tags import Aggregation, TagScheme
@@ -202,6 +203,8 @@ class ExportSource:
     """Meaning of the outputs of a model that estimates depth."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
+    video: VideoFrames | None = None
+    """What a model reads of a video; None: it reads none."""
     segmentation: Segmentation | None = None
     """How prompts of a segmentation model are answered; None: the manifest's defaults."""
     diffusion: Diffusion | None = None

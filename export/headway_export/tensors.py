@@ -115,8 +115,8 @@ class Trial:
     """Sizes of the outputs' axes that are known to be fixed, by output; None: unknown."""
     max_sizes: Mapping[str, int]
     """Limits of named axes."""
-    is_told: bool = False
-    """True if the user says that the rows are independent."""
+    leave_out: str | None = None
+    """What a user does who has named the batch axis, and whose rows depend on each other; None: nobody has named it."""
 
     def find(self, expected: Tensors) -> tuple[Interface, str]:
         """Finds the axes of the outputs, and tries whether the rows of a batch are independent.
@@ -134,8 +134,8 @@ class Trial:
         base = sizes_of(self.inputs, self.example)
         self._check_limits(base)
         found, problem = self._try_batch(base) if BATCH_AXIS in base else (None, "")
-        if problem and self.is_told:
-            raise SourceError(f"the batch axis: {problem}; leave it out with --batch-axis none")
+        if problem and self.leave_out is not None:
+            raise SourceError(f"the batch axis: {problem}; {self.leave_out}")
         if found is None:
             one_by_one = replace(self, inputs=tuple(map(_freed, self.inputs)))
             found = one_by_one.declared({_FREE if axis == BATCH_AXIS else axis: size for axis, size in base.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from headway_server.batching import Tensors
 from headway_server.bundles import BATCH_AXIS, EXAMPLES_FILE, Architecture, Limits, Task, TensorSpec
 from headway_server.tasks.tensors.graph import resized
 
+Axes: TypeAlias = tuple[int | str, ...]
+"""Sizes of fixed axes, and names of others."""
 OUTPUT = "output"
 """Name of the output of a module that returns one tensor."""
 
@@ -109,14 +111,22 @@ class _Named(nn.Module):
 class NamedModule(TensorModule):
     """A module and its example inputs."""
 
-    def __init__(self, inner: nn.Module, example: Tensors) -> None:
+    def __init__(self, inner: nn.Module, example: Tensors, axes: Mapping[str, Axes] | None = None) -> None:
+        """Takes a module.
+
+        Args:
+            inner: The module; its attribute `axes` states the axes of its inputs, where it has one.
+            example: Its inputs by name.
+            axes: Axes of inputs that are likely; the others' first is the batch, and their further ones are fixed.
+        """
         super().__init__()
         self._named = _Named(inner, tuple(example))
         self._example = example
+        self._axes = dict(axes or {})
 
-    def again(self) -> NamedModule:
-        """Returns a copy."""
-        other = NamedModule(copy.deepcopy(self._named.inner), self._example)
+    def again(self, inner: nn.Module | None = None) -> NamedModule:
+        """Returns the same with a copy of its module, or with another one."""
+        other = NamedModule(inner or copy.deepcopy(self._named.inner), self._example, self._axes)
         other.interface = self.interface
         return other
 
@@ -148,7 +158,7 @@ class NamedModule(TensorModule):
             bound=ROUNDED_BOUND if rounds else BOUND,
             fixed={name: array.shape for name, array in outputs.items()},
             max_sizes=max_sizes,
-            is_told=stated is not None,
+            leave_out=None if stated is None else f"call it otherwise than {BATCH_AXIS} in its attribute axes",
         ).find({})
         return (note,) if note else ()
 
@@ -163,7 +173,7 @@ class NamedModule(TensorModule):
         )
 
     def _spec(self, name: str, array: NDArray[Any], stated: object) -> TensorSpec:
-        axes: tuple[int | str, ...] = (BATCH_AXIS, *array.shape[1:]) if array.ndim else ()
+        axes: Axes = self._axes.get(name, (BATCH_AXIS, *array.shape[1:]) if array.ndim else ())
         if stated is not None:
             if not isinstance(stated, Mapping) or name not in stated:
                 raise SourceError(f"its attribute axes must have the axes of {name}: a name or a size for each")

@@ -490,7 +490,8 @@ def trace_graph(
                 verbose=False,
             )
     except Exception as error:
-        raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {reason_of(error)}") from error
+        reason = reason_of(error.__cause__ or error)  # its own words are advice about its steps
+        raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {reason}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
     _share_weights(model, module)

@@ -335,6 +335,12 @@ def test_maps_of_images(server: Any, connect: Connect) -> None:
     assert list(server.rules.requests[1].image_ids) == ["a"]
 
 
+def test_labels_of_a_video(server: Any, connect: Connect) -> None:
+    answer = connect(server.address).call("classify_video", [b"one", b"two"], top_k=1)
+    assert list(answer) == [results.VideoClassification((results.LabelScore("dancing", 0.75, True),), (0, 0, 1))]
+    assert list(server.rules.requests[0].frames) == [b"one", b"two"]
+
+
 def test_objects_of_images(server: Any, connect: Connect) -> None:
     caller = connect(server.address)
     answer = caller.call("detect_objects", [b"one", b"four"], threshold=0.0, labels="dog", max_object_count=3)

@@ -133,7 +133,8 @@ def test_no_command_is_without_an_rpc_except_the_tools() -> None:
 
 def test_the_load_tester_knows_every_command_that_runs_a_model() -> None:
     of_models = {snake_case(method.name).replace("_", "-") for method in METHODS.values() if is_not_loaded(method)}
-    tools = {"caption", "classify-audio", "health", "infer", "load", "load-compare", "segment", "speak", "transcribe"}
+    media = {"caption", "classify-audio", "classify-video", "segment", "speak", "transcribe"}
+    tools = media | {"health", "infer", "load", "load-compare"}
     assert set(LoadTask) == COMMANDS - tools - of_models
 
 

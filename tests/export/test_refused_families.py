@@ -42,8 +42,6 @@ FAMILIES = {
     "PaliGemma": ("PaliGemma", None, _WRITES),
     "MusicGen": ("Musicgen", None, _WRITES),
     "MusicGen Melody": ("MusicgenMelody", None, _WRITES),
-    "LED": ("LED", {}, _WRITES),
-    "MVP": ("Mvp", {}, _WRITES),
     "ProphetNet": ("ProphetNet", None, _WRITES),
     "FSMT": ("FSMT", None, _WRITES),
     "Pegasus-X": ("PegasusX", {}, _WRITES),

@@ -80,6 +80,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ClassifyImage": {"images": [IMAGE]},
     "ClassifyImage candidate_labels": {"images": [IMAGE], "candidate_labels": ["dog", "cat"]},
     "ClassifyAudio": {"audios": [AUDIO]},
+    "ClassifyVideo": {"frames": [IMAGE, IMAGE]},
     "DetectObjects": {"images": [IMAGE]},
     "ClassifyPixels": {"images": [IMAGE]},
     "EstimateDepth": {"images": [IMAGE]},
@@ -240,6 +241,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.IMAGE_CLASSIFICATION: (OF_IMAGES, {}),
     Task.IMAGE_EMBEDDING: (OF_IMAGES, {}),
     Task.AUDIO_CLASSIFICATION: ([{"audio": [AUDIO]}], {"top_k": 2}),
+    Task.VIDEO_CLASSIFICATION: ([{"frame": [IMAGE, IMAGE]}], {"top_k": 2}),
     Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
     Task.SEMANTIC_SEGMENTATION: (OF_IMAGES, {}),
     Task.DEPTH_ESTIMATION: (OF_IMAGES, {}),
@@ -363,6 +365,11 @@ TYPED: dict[Task, Typed] = {
     ),
     Task.AUDIO_CLASSIFICATION: Typed(
         rpc="ClassifyAudio", request={**REQUESTS["ClassifyAudio"], "top_k": 2}, outputs=LABELS
+    ),
+    Task.VIDEO_CLASSIFICATION: Typed(
+        rpc="ClassifyVideo",
+        request={**REQUESTS["ClassifyVideo"], "top_k": 2},
+        outputs=LABELS | named("results.frame_indices", "frame_index"),
     ),
     Task.OBJECT_DETECTION: Typed(
         rpc="DetectObjects",
@@ -794,6 +801,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ClassifyImage": ("classify-image", "picture.png"),
     "ClassifyImage candidate_labels": ("classify-image", "picture.png", "--candidate-label", "dog"),
     "ClassifyAudio": ("classify-audio", "speech.wav"),
+    "ClassifyVideo": ("classify-video", "picture.png", "picture.png"),
     "DetectObjects": ("detect-objects", "picture.png"),
     "ClassifyPixels": ("classify-pixels", "picture.png"),
     "EstimateDepth": ("estimate-depth", "picture.png"),

@@ -216,6 +216,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "--image-id {image_id}",
         ),
     ),
+    "classify-video": ("motion", (f"picture.png picture.png --top-k 2 {MODEL}", "picture.png --json")),
     "detect-objects": (
         "boxes",
         (

@@ -21,6 +21,8 @@ def folders(tmp_path_factory):
         "pegasus": tiny.write_pegasus(root / "pegasus"),
         "t5": tiny.write_t5(root / "t5"),
         "flan-t5": tiny.write_t5(root / "flan-t5", **gated),
+        "led": tiny.write_led(root / "led"),
+        "mvp": tiny.write_bart(root / "mvp", "Mvp"),
     }
 
 
@@ -32,7 +34,7 @@ def client(folders, tmp_path_factory):
             yield connected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "led", "mvp"])
 def test_greedy_texts_are_those_of_generate(folders, client, family):
     results = client.rewrite_text(TEXTS, model=family, max_new_tokens=NEW_TOKENS).results
     for text, result in zip(TEXTS, results, strict=True):

@@ -34,6 +34,7 @@ _INTEGERS_THAT_DO_NOT_COUNT = {
     "end",
     "head",
     "heads",
+    "frame_indices",
     "height",
     "ids",
     "index",

@@ -54,6 +54,7 @@ def write_every_task(store: Path) -> None:
     tiny_bundles.write_map_bundle(store, Task.DEPTH_ESTIMATION, name="depths")
     tiny_bundles.write_letter_bundle(store)
     tiny_bundles.write_loudness_bundle(store)
+    tiny_bundles.write_motion_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)

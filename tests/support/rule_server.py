@@ -51,6 +51,8 @@ from headway.v1 import (
     text_to_text_service_pb2_grpc,
     translation_service_pb2,
     translation_service_pb2_grpc,
+    video_classification_service_pb2,
+    video_classification_service_pb2_grpc,
 )
 
 MODEL = common_pb2.ModelReference(name="rule", version="1", variant=common_pb2.VARIANT_FP32)
@@ -395,6 +397,17 @@ class Sounds(audio_classification_service_pb2_grpc.AudioClassificationServiceSer
         return audio_classification_service_pb2.ClassifyAudioResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
+class Videos(video_classification_service_pb2_grpc.VideoClassificationServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def ClassifyVideo(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        label = common_pb2.LabelScore(label="dancing", probability=0.75, selected=True)
+        result = video_classification_service_pb2.VideoClassification(labels=[label], frame_indices=[0, 0, 1])
+        return video_classification_service_pb2.ClassifyVideoResponse(results=[result], model=MODEL, timings=TIMINGS)
+
+
 class Detection(object_detection_service_pb2_grpc.ObjectDetectionServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -617,6 +630,7 @@ class RuleServer:
         question_answering_service_pb2_grpc.add_QuestionAnsweringServiceServicer_to_server(Answering(rules), server)
         mask_filling_service_pb2_grpc.add_MaskFillingServiceServicer_to_server(Filling(rules), server)
         audio_classification_service_pb2_grpc.add_AudioClassificationServiceServicer_to_server(Sounds(rules), server)
+        video_classification_service_pb2_grpc.add_VideoClassificationServiceServicer_to_server(Videos(rules), server)
         object_detection_service_pb2_grpc.add_ObjectDetectionServiceServicer_to_server(Detection(rules), server)
         semantic_segmentation_service_pb2_grpc.add_SemanticSegmentationServiceServicer_to_server(Pixels(rules), server)
         depth_estimation_service_pb2_grpc.add_DepthEstimationServiceServicer_to_server(Depth(rules), server)

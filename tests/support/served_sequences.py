@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 import transformers
 from typer.testing import CliRunner
 
@@ -74,6 +75,8 @@ def generate(
         target = languages[1] if languages[1] in tokenizer.get_vocab() else f"__{languages[1]}__"
         options["forced_bos_token_id"] = tokenizer.convert_tokens_to_ids(target)
     encoded = tokenizer(text, return_tensors="pt")
+    if model.config.model_type == "led":  # as its documentation advises
+        encoded["global_attention_mask"] = (torch.arange(encoded.input_ids.shape[1]) == 0).long()[None]
     forced = options.get("forced_bos_token_id", model.generation_config.forced_bos_token_id)
     settings = {
         "max_new_tokens": new_tokens + (forced is not None),

@@ -37,6 +37,7 @@ from headway_server.bundles import (
     Task,
     TensorSpec,
     Variant,
+    VideoFrames,
     describe_files,
     publish,
     staging_folder,
@@ -240,6 +241,41 @@ def write_map_bundle(store: Path, task: Task = Task.SEMANTIC_SEGMENTATION, *, na
             image_preprocessing=FITTED,
             depth=Depth(kind="metric") if is_depth else None,
             semantic_segmentation=None if is_depth else SemanticSegmentation(),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+FRAMES = 4
+"""Frames that the motion model reads."""
+MOTIONS = ("darker", "steady", "brighter")
+
+
+def write_motion_bundle(store: Path, *, name: str = "motion", version: str = "1") -> Bundle:
+    """Publishes the motion model: it tells whether the last frame of a video is brighter than the first."""
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", FRAMES, 3, 8, 8))
+    logits = TensorSpec(name="logits", dtype="float32", shape=("batch", len(MOTIONS)))
+    weights = np.zeros((FRAMES, len(MOTIONS)), np.float32)
+    weights[0], weights[-1] = (8, 0, -8), (-8, 0, 8)
+    nodes = [
+        _constant("axes", np.array([2, 3, 4])),
+        _constant("weights", weights),
+        _constant("biases", np.array([0, 1, 0], np.float32)),
+        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["means"], keepdims=0),  # (B, F)
+        helper.make_node("MatMul", ["means", "weights"], ["changes"]),
+        helper.make_node("Add", ["changes", "biases"], ["logits"]),
+    ]
+    with staging_folder(store) as folder:
+        graph = _save_graph(folder, nodes, [pixels], [logits])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version=version,
+            task=Task.VIDEO_CLASSIFICATION,
+            labels=MOTIONS,
+            image_preprocessing=COLOUR_PREPROCESSING,
+            video=VideoFrames(num_frames=FRAMES),
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

@@ -129,8 +129,8 @@ def _save_many(folder: Path, kind: str, size: int) -> Path:
     )  # fmt: skip
 
 
-def write_bart(folder: Path) -> Path:
-    """Writes a BART model, whose outputs all begin with `<s>`; its tokenizer is a byte-level BPE."""
+def write_bart(folder: Path, kind: str = "Bart", **changes) -> Path:
+    """Writes a BART model, or one of its kin, whose outputs all begin with `<s>`; its tokenizer is a byte-level BPE."""
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     trained = ByteLevelBPETokenizer()
     trained.train_from_iterator(_lines(1), vocab_size=400, special_tokens=special)
@@ -138,11 +138,19 @@ def write_bart(folder: Path) -> Path:
         single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
     _save_fast(trained._tokenizer, folder)
-    config = transformers.BartConfig(**SIZES, vocab_size=400, forced_bos_token_id=None, forced_eos_token_id=None)
+    settings = {**SIZES, "vocab_size": 400, "forced_bos_token_id": None, "forced_eos_token_id": None, **changes}
+    config = getattr(transformers, f"{kind}Config")(**settings)
     return save(
-        transformers.BartForConditionalGeneration(config), folder, pad_token_id=1, bos_token_id=0, eos_token_id=2,
-        decoder_start_token_id=2, forced_bos_token_id=0, num_beams=4, min_length=3, no_repeat_ngram_size=3,
+        getattr(transformers, f"{kind}ForConditionalGeneration")(config), folder, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, decoder_start_token_id=2, forced_bos_token_id=0, num_beams=4, min_length=3,
+        no_repeat_ngram_size=3,
     )  # fmt: skip
+
+
+def write_led(folder: Path) -> Path:
+    """Writes an LED model: windows of eight tokens, and sources longer than targets."""
+    lengths = {"max_encoder_position_embeddings": 96, "max_decoder_position_embeddings": 48}
+    return write_bart(folder, "LED", attention_window=8, **lengths)
 
 
 def write_pegasus(folder: Path) -> Path:

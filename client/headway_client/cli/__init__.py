@@ -56,6 +56,7 @@ for command in (
     answers.fill_mask,
     classification.classify_image,
     classification.classify_audio,
+    classification.classify_video,
     detection.detect_objects,
     pixels.classify_pixels,
     pixels.estimate_depth,

@@ -26,6 +26,7 @@ from headway_client.options import (
     ClassifyImageOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
+    ClassifyVideoOptions,
     EmbedImageOptions,
     EmbedTextOptions,
     ScoreTextOptions,
@@ -39,6 +40,7 @@ from headway_client.results import (
     TextEmbedding,
     TextScore,
     TokenClassification,
+    VideoClassification,
 )
 
 Pairs = Annotated[bool, typer.Option("--pairs", help="Each input is two texts separated by a tab.")]
@@ -181,6 +183,31 @@ def classify_audio(
 
 
 @takes_options
+def classify_video(
+    frames: Annotated[
+        list[Path], typer.Argument(metavar="FRAMES...", help="Frames as image files in order, or a folder of them.")
+    ],
+    *,
+    as_json: AsJson = False,
+    options: ClassifyVideoOptions,
+    connection: ConnectionFlags,
+) -> None:
+    """Label a video, given as its frames.
+
+    Files of a folder are taken in the order of their names. Prints labels with probabilities, a tab, the folder or the
+    first file. --top-k sets the number of labels (default: 3).
+    """
+    files = [file for path in frames for file in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    with connected(connection) as client:
+        print_answers(
+            iter([str(frames[0])]),
+            1,
+            lambda _: client.classify_video(files, **options),
+            None if as_json else lambda path, result: _show_labels(path, result, options.get("top_k")),
+        )
+
+
+@takes_options
 def embed_text(
     texts: TextArguments = None,
     *,
@@ -262,7 +289,9 @@ def embed_image(
 
 
 def _show_labels(
-    text: str, result: TextClassification | ImageClassification | AudioClassification, top_k: int | None
+    text: str,
+    result: TextClassification | ImageClassification | AudioClassification | VideoClassification,
+    top_k: int | None,
 ) -> None:
     shown = result.labels[:_SHOWN_LABELS] if top_k is None else result.labels
     typer.echo(f"{', '.join(f'{label.label} {label.probability:.3f}' for label in shown)}\t{text}")

@@ -41,11 +41,13 @@ from headway_export.huggingface.folder import (
     ModelFolder,
     as_ids,
 )
+from headway_export.huggingface.graph_forms import with_given_attention, with_summary_token, with_weights
 from headway_export.huggingface.settings import generation_notes
 from headway_export.reference import OwnTarget, translation_logits
 from headway_export.source import ExportSource
 from headway_export.tracing import alignment_layer
 from headway_server.bundles import Languages, SpecialTokens
+from headway_training.folders import MAX_LENGTH
 from headway_training.models.parts.attention import Attend, AttendCross, TextScoring, padding_attention
 from headway_training.positions import is_position_name
 
@@ -166,6 +168,8 @@ class OwnEncoderDecoder(OwnTarget):
         self.model = model
         self._source = source
         self._layers = cross_attentions(cast("Any", model).get_decoder())
+        for layer in self._layers:
+            with_weights(layer)
 
     def encode_source(self, source: Tensor) -> Tensor:
         """(1, S) or what else the encoder reads -> (1, S, D)."""
@@ -341,6 +345,7 @@ def adapt_to(
     expected = output.logits[0].float().numpy()
     with running(f"{folder.path}: {kind}"):
         cast("Any", model).set_attn_implementation(ATTENTION)
+        with_given_attention(model, ATTENTION)
         module = adapter(model)
         compute = partial(translation_logits, module, values, target)
         found = compute()
@@ -384,13 +389,17 @@ def read_encoder_decoder(
     Raises:
         SourceError: Its weights cannot be read, or it computes something that is not adapted.
     """
-    model = folder.load(AutoModelForSeq2SeqLM)
-    length, notes = folder.length(model)
-    module = adapt(folder, model, max_source_length=length, max_target_length=length)
+
+    def load() -> nn.Module:
+        return with_summary_token(folder.load(AutoModelForSeq2SeqLM))
+
+    model = load()
+    max_source_length, max_target_length, notes = _lengths(folder, model)
+    module = adapt(folder, model, max_source_length=max_source_length, max_target_length=max_target_length)
     source = folder.source(
         model,
         module,
-        make_reference=lambda: OwnEncoderDecoder(folder.load(AutoModelForSeq2SeqLM)),
+        make_reference=lambda: OwnEncoderDecoder(load()),
         tokenizer=tokenizer,
         special_tokens=start.special_tokens,
         prompt_prefix=() if languages is not None and languages.target_tokens else start.prefix,
@@ -401,6 +410,29 @@ def read_encoder_decoder(
     if source.evaluation is not None:
         source.encode_sources(source.evaluation.texts, source.evaluation.languages)  # has all languages, or refuses
     return source, start.notes + notes
+
+
+def _lengths(folder: ModelFolder, model: nn.Module) -> tuple[int, int, tuple[str, ...]]:
+    """Returns the most tokens of a source and of a target, and notes.
+
+    Raises:
+        SourceError: More are asked for than the model takes.
+    """
+    longest = getattr(folder.config, "max_encoder_position_embeddings", None)  # LED's: sources are longer than targets
+    if longest is None:
+        length, notes = folder.length(model)
+        return length, length, notes
+    asked = folder.options.max_length
+    if asked is not None and asked > longest:
+        raise SourceError(f"{folder.path}: --max-length {asked}: the model takes {longest} tokens")
+    chosen = asked or min(longest, MAX_LENGTH)
+    notes = ("the first token of a source attends to all, as LED's documentation advises",)
+    if chosen < longest:
+        notes += (
+            f"sources of at most {chosen} tokens: the model takes {longest} tokens; --max-length N changes it, and "
+            "memory grows by its square",
+        )
+    return chosen, min(chosen, int(folder.config.max_decoder_position_embeddings)), notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

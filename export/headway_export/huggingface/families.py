@@ -294,6 +294,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="LED (its first token attends to all, as its documentation advises), MVP without prompts",
+        task="`text_to_text`",
+        compared="greedy texts equal `generate`",
+    ),
+    Families(
+        kind="",
         names="an encoder and a decoder of two families: BERT or RoBERTa, with BERT, RoBERTa or GPT-2 (BERT2BERT)",
         task="`text_to_text`",
         compared=_LOGITS,
@@ -330,6 +336,21 @@ EXPORTED: Final = (
         names="HuBERT, WavLM",
         task="`audio_classification`",
         compared="the same, exported and served by hand on 2026-11-27; not in the tests",
+    ),
+    Families(
+        kind="videos",
+        names="VideoMAE, TimeSformer, ViViT",
+        task="`video_classification` ([videos.md](videos.md))",
+        compared="labels; probabilities, within 1e-5",
+    ),
+    Families(
+        kind="any other head",
+        names=(
+            "LayoutLMv3, MarkupLM, VisualBERT, Decision Transformer, PatchTST, PatchTSMixer, MGP-STR, Swin2SR, "
+            "multiple choice of BERT"
+        ),
+        task="`tensors`, by `--task tensors` ([any-graph.md](any-graph.md#a-folder-of-transformers))",
+        compared="every output, within 1e-4",
     ),
 )
 
@@ -386,8 +407,8 @@ REFUSALS: Final = (
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT),
     ),
     Refusal(
-        names=("LED", "MVP", "ProphetNet", "FSMT", "Pegasus-X"),
-        model_types=("led", "mvp", "prophetnet", "fsmt", "pegasus_x"),
+        names=("ProphetNet", "FSMT", "Pegasus-X"),
+        model_types=("prophetnet", "fsmt", "pegasus_x"),
         says="has a decoder with positions or attention of its own kind",
         why="the key/value cache cannot be proved",
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT, Task.TRANSLATION),
@@ -412,7 +433,7 @@ REFUSALS: Final = (
         names=("LayoutLMv2", "LayoutXLM", "LayoutLMv3", "UDOP"),
         model_types=("layoutlmv2", "layoutxlm", "layoutlmv3", "udop"),
         says="reads the image of a page beside its words and boxes",
-        why="no call gives all three; without the image answers are others",
+        why="no call gives all three, but for tensors (`--task tensors`); without the image answers are others",
         tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
         is_trained_without=True,
     ),
@@ -487,7 +508,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForImageToImage": "makes images of images",
     "ForImageSuperResolution": "makes images of images",
     "ForMaskedImageModeling": "fills gaps of an image",
-    "ForVideoClassification": "classifies videos",
     "ForPrediction": "forecasts series",
     "ForTimeSeriesPrediction": "forecasts series",
 }
@@ -519,9 +539,7 @@ BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),
-    "texts of images": ("Donut-Swin", "MGP-STR", "Pix2Struct", "VisualBert"),
-    "documents with images or paths": ("LayoutLM-v3", "MarkupLM"),
-    "series and decisions": ("Decision Transformer", "PatchTST", "PatchTSMixer"),
+    "texts of images": ("Donut-Swin", "Pix2Struct"),
     "texts": ("InternLM2",),
 }  # fmt: skip
 """Of these, those that this command does not read, by what they are for."""
@@ -555,7 +573,9 @@ def check_heads(path: Path, architectures: Sequence[str]) -> None:
     found = [(name, what) for name in architectures for head, what in OTHER_HEADS.items() if name.endswith(head)]
     if architectures and len({name for name, _ in found}) == len(architectures):
         name, what = found[0]
-        raise SourceError(f"{path}: {name} {what}, which is no task of this command")
+        raise SourceError(
+            f"{path}: {name} {what}, which is no task of this command; --task tensors serves what a call of it computes"
+        )
 
 
 def models_table() -> str:

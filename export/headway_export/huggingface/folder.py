@@ -16,6 +16,7 @@ import transformers
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from transformers import AutoFeatureExtractor, GenerationConfig
 
 from headway_export.errors import ExportError, SourceError, reason_of
@@ -93,6 +94,10 @@ class FolderOptions:
     """How spans are found by tags; None: by the first subword of each word."""
     prompts: tuple[tuple[str, str], ...] = ()
     """Names and texts of further prompts, for embeddings of texts."""
+    examples: Path | None = None
+    """An .npz of inputs by name, for a model of tensors; None: drawn ones."""
+    axes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    """Axes of inputs of a model of tensors, by name; none: as they are known."""
     base: str | None = None
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
@@ -101,6 +106,11 @@ class FolderOptions:
     """Of the bundle, which takes less memory without fp32; None: chosen once the folder is read."""
     scratch: Path | None = None
     """Where weights in fp32 are written for the time of an export; None: where the system has temporary files."""
+
+    @property
+    def flag_of_tensors(self) -> str | None:
+        """The flag given that is for models of tensors alone; None: none is."""
+        return "--examples" if self.examples is not None else "--axes" if self.axes else None
 
     @property
     def keeps_fp32(self) -> bool:
@@ -386,6 +396,15 @@ class ModelFolder:
         if whole > length:
             return chosen, (f"texts of at most {chosen} tokens: {limit}",)
         return chosen, ()
+
+
+def without_parametrizations(module: nn.Module) -> nn.Module:
+    """Returns a module in evaluation mode, with weights as they are in place of what they are computed from."""
+    for part in list(module.modules()):
+        if parametrize.is_parametrized(part):
+            for name in list(cast("Any", part).parametrizations):
+                parametrize.remove_parametrizations(part, name)
+    return module.eval()
 
 
 def model_name(title: str) -> str:

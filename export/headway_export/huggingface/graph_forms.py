@@ -4,7 +4,8 @@ Longformer (Beltagy et al. 2020, arXiv 2004.05150) attends in chunks of a window
 and those outside of the windows are left out, which takes memory by the square of the length. X-MOD (Pfeiffer et al.
 2022, arXiv 2205.06266) picks rows by their language; here all are of one. XLNet (arXiv 1906.08237) subtracts its mask
 from 1.0, which PyTorch's tracer takes of floats alone. BROS (Hong et al. 2022, arXiv 2108.04539) has an embedding of
-each pair of tokens, and here only one of each token.
+each pair of tokens, and here only one of each token. LED (arXiv 2004.05150, section 7) has Longformer's encoder, and a
+decoder that computes attention by itself, as MVP's does; here it asks for the attention that it is given.
 
 B rows, T tokens, D model width, H heads, K head width, E width of an embedding of boxes.
 """
@@ -12,11 +13,18 @@ B rows, T tokens, D model width, H heads, K head width, E width of an embedding 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.led.modeling_led import LEDDecoderAttention
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
+from transformers.models.mvp.modeling_mvp import MvpAttention
+
+_WRITTEN: Final = {LEDDecoderAttention: 3, MvpAttention: 2}
+"""Attention of decoders that is computed by itself, and how many values a layer expects of it."""
 
 
 def for_graph(model: nn.Module) -> nn.Module:
@@ -39,6 +47,52 @@ def for_graph(model: nn.Module) -> nn.Module:
         return made
     setattr(model, cast("Any", model).base_model_prefix, made)
     return model
+
+
+def with_summary_token(model: nn.Module) -> nn.Module:
+    """Lets the first token of an LED source attend to all and be attended to by all, as its documentation advises.
+
+    Other models stay as they are.
+    """
+    if cast("Any", model).config.model_type == "led":
+        cast("Any", model).get_encoder().register_forward_pre_hook(_with_first_global, with_kwargs=True)
+    return model
+
+
+def with_given_attention(model: nn.Module, attention: str) -> None:
+    """Replaces what `with_summary_token` and a family's own attention compute by forms that a graph can be traced of.
+
+    Args:
+        model: An encoder-decoder; it is changed, and most stay as they are.
+        attention: Name of the attention that decoders ask for.
+    """
+    for part in list(model.modules()):
+        for name, child in list(part.named_children()):
+            if (num_values := _WRITTEN.get(type(child))) is not None:
+                setattr(part, name, _AskingAttention(child, attention, num_values))
+    if cast("Any", model).config.model_type == "led":
+        body = cast("Any", model).get_encoder()
+        cast("Any", model).base_model.encoder = _LedEncoder(body)
+
+
+def with_weights(layer: nn.Module) -> None:
+    """Lets such attention give its weights in every call, as the library's interface does."""
+    if type(layer) in _WRITTEN:
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs: (args, {**kwargs, "output_attentions": True}), with_kwargs=True
+        )
+
+
+def _with_first_global(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if kwargs.get("global_attention_mask") is not None:
+        return args, kwargs
+    source = args[0] if args else kwargs["input_ids"]
+    return args, {**kwargs, "global_attention_mask": _first(source)}
+
+
+def _first(source: Tensor) -> Tensor:
+    """(B, T) -> the same shape, 1 at the first token of each row."""
+    return (torch.arange(source.shape[1], device=source.device) == 0).to(torch.int64).expand(source.shape)
 
 
 def _with_float_mask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -133,6 +187,53 @@ class _Longformer(nn.Module):
         return LongformerBaseModelOutputWithPooling(last_hidden_state=states, pooler_output=pooled)
 
 
+class _LedEncoder(nn.Module):
+    """`LEDEncoder`, with the names of its parts, whose first token attends to all."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.config = own.config
+        self.embed_tokens, self.embed_positions = own.embed_tokens, own.embed_positions
+        self.layernorm_embedding, self.layers = own.layernorm_embedding, own.layers
+        for layer in own.layers:
+            layer.self_attn.longformer_self_attn = _Attention(layer.self_attn.longformer_self_attn)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> BaseModelOutput:
+        """(B, T) each -> `last_hidden_state` (B, T, D)."""
+        positions = self.embed_positions.weight[: input_ids.shape[1]]
+        states = self.layernorm_embedding(self.embed_tokens(input_ids) + positions)
+        for layer in self.layers:
+            (states,) = layer(states, attention_mask=attention_mask, is_index_global_attn=_first(input_ids))
+        return BaseModelOutput(last_hidden_state=states)
+
+
+class _AskingAttention(nn.Module):
+    """Attention of LED's and MVP's decoders, with the names of their parts, by the library's interface."""
+
+    def __init__(self, own: Any, attention: str, num_values: int) -> None:
+        super().__init__()
+        self.attention, self.num_values = attention, num_values
+        self.layer_idx, self.head_dim, self.scaling = own.layer_idx, own.head_dim, own.scaling
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = own.q_proj, own.k_proj, own.v_proj, own.out_proj
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        key_value_states: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor | None, ...]:
+        """(B, T, D), the source (B, S, D) or None -> (B, T, D), and nothing in the places of what else it gives."""
+        read = hidden_states if key_value_states is None else key_value_states
+        query, key, value = (
+            projection(states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H, T or S, K)
+            for projection, states in ((self.q_proj, hidden_states), (self.k_proj, read), (self.v_proj, read))
+        )
+        attend = ALL_ATTENTION_FUNCTIONS[self.attention]
+        found, _weights = attend(self, query, key, value, attention_mask, scaling=self.scaling)
+        return (self.out_proj(found.flatten(2)), *(None,) * (self.num_values - 1))
+
+
 class _Attention(nn.Module):
     """`LongformerSelfAttention`, with the names of its parts."""
 
@@ -144,9 +245,10 @@ class _Attention(nn.Module):
             setattr(self, name, getattr(own, name))
 
     def forward(
-        self, states: Tensor, attention_mask: Tensor, is_index_global_attn: Tensor | None, **_: Any
+        self, hidden_states: Tensor, attention_mask: Tensor, is_index_global_attn: Tensor | None, **_: Any
     ) -> tuple[Tensor]:
         """(B, T, D), mask (B, T), 1 at tokens that attend to all, (B, T) or None -> (B, T, D)."""
+        states = hidden_states
         there = attention_mask[:, None, :] > 0  # (B, 1, T)
         positions = torch.arange(states.shape[1], device=states.device)
         is_near = ((positions[:, None] - positions).abs() <= self.reach)[None]  # (1, T, T)

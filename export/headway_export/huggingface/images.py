@@ -262,11 +262,14 @@ _OWN_PROCESSORS: Final = {"DINOv3ViT": _FloatImageProcessor, "Sam2": _SquareImag
 """In place of the library's, by what their names begin with."""
 
 
-def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tuple[ImagePreprocessing, bool]:
+def read_preprocessing(
+    folder: ModelFolder, *, of_any_size: bool = False, processor: Any = None
+) -> tuple[ImagePreprocessing, bool]:
     """Reads how images are prepared, and compares the pixels with those of `transformers`.
 
     Args:
         folder: The folder.
+        processor: The image processor of `transformers`; None: the folder's.
         of_any_size: True if the model reads images of several sizes.
 
     Returns:
@@ -276,7 +279,7 @@ def read_preprocessing(folder: ModelFolder, *, of_any_size: bool = False) -> tup
         SourceError: It is not said, or a bundle cannot say it.
     """
     file = folder.path / PREPROCESSOR_FILE
-    processor = open_image_processor(folder)
+    processor = open_image_processor(folder) if processor is None else processor
     is_bgr = bool(getattr(processor, "do_flip_channel_order", None))
     try:
         settings = _map(processor, of_any_size=of_any_size)

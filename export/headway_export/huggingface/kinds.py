@@ -44,6 +44,7 @@ from headway_export.huggingface.image_generators import is_pipeline, read_pipeli
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
 from headway_export.huggingface.late_interaction import compares_tokens, read_late_interaction
 from headway_export.huggingface.mask_fillers import read_mask_filler
+from headway_export.huggingface.named_tensors import read_named_tensors
 from headway_export.huggingface.plain import (
     PlainFolder,
     is_worth_mapping,
@@ -64,6 +65,7 @@ from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
+from headway_export.huggingface.videos import read_video_classifier
 from headway_export.huggingface.vision_language import read_seeing_decoder
 from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_export.space import check_disk
@@ -83,6 +85,8 @@ class Kind:
     """True for models of an encoder and a decoder."""
     encoder_decoders: frozenset[str] = frozenset()
     """Model types with a decoder that are read beside encoders."""
+    may_have_decoder: bool = False
+    """True if both are read, whatever their family."""
     read: Callable[[ModelFolder], tuple[ExportSource, tuple[str, ...]]]
     """Returns what is exported, and notes for the user, a sentence each."""
     check: Callable[[Path, Any], None] = check_is_dense
@@ -137,8 +141,10 @@ KINDS: Final = (
     ),
     Kind(task=Task.SEMANTIC_SEGMENTATION, heads=SEMANTIC_HEADS, read=read_semantic_segmenter),
     Kind(task=Task.DEPTH_ESTIMATION, heads=("ForDepthEstimation",), read=read_depth_estimator),
+    Kind(task=Task.VIDEO_CLASSIFICATION, heads=("ForVideoClassification",), read=read_video_classifier),
     Kind(task=Task.SEGMENTATION, heads=ARCHITECTURES, read=read_segmenter),
     Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),
+    Kind(task=Task.TENSORS, heads=(), read=read_named_tensors, may_have_decoder=True),
 )
 
 
@@ -321,7 +327,7 @@ class _Description:
         weights = path if layout is None else layout.transformer
         content = read_configuration(weights)
         check_quantization(str(path), content)
-        if layout is None and is_two_towers(content):
+        if layout is None and options.task != Task.TENSORS and is_two_towers(content):
             if options.pooling is not None or options.prompts:
                 flag = "--pooling" if options.pooling is not None else "--prompt"
                 raise SourceError(f"{path}: {flag} is not for a model of two towers; leave it out")
@@ -335,6 +341,8 @@ class _Description:
         if (options.tag_scheme or options.aggregation) and kind.task is not Task.TOKEN_CLASSIFICATION:
             flag = "--tag-scheme" if options.tag_scheme else "--aggregation"
             raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
+        if kind.task is not Task.TENSORS and (own_flag := options.flag_of_tensors):
+            raise SourceError(f"{own_flag} is for {Task.TENSORS}, and the task is {kind.task}")
         check_family(path, content, kind.task)
         config = parse_configuration(weights, content)
         kind.check(path, config)
@@ -528,7 +536,7 @@ def _of_its_parts(path: Path, content: Mapping[str, Any], kind: Kind) -> Kind:
         SourceError: One of them has them and the other does not.
     """
     has_decoder = bool(content.get("is_encoder_decoder")) and content.get("model_type") not in kind.encoder_decoders
-    if has_decoder != kind.is_encoder_decoder:
+    if has_decoder != kind.is_encoder_decoder and not kind.may_have_decoder:
         what = "an encoder-decoder" if content.get("is_encoder_decoder") else "no encoder-decoder"
         raise SourceError(f"{path}: is {what} ({content.get('model_type')}), and is not exported for {kind.task}")
     return kind

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from transformers import (
     ASTFeatureExtractor,
     AutoModelForAudioClassification,
@@ -29,7 +28,7 @@ from transformers import (
 )
 
 from headway_export.errors import SourceError
-from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor
+from headway_export.huggingface.folder import ModelFolder, as_source_error, read_extractor, without_parametrizations
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, Ctc, FilterBank, Normalization, SoundPreprocessing
 from headway_server.preprocessing import TextTokenizer
@@ -102,7 +101,7 @@ def read_ctc(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     _check_texts(folder, own, tokenizer, ctc, int(folder.config.vocab_size))
     source = folder.source(
         model,
-        _plain(HuggingFaceSounds(model)),
+        without_parametrizations(HuggingFaceSounds(model)),
         make_reference=lambda: HuggingFaceSounds(_load(folder, AutoModelForCTC)).eval(),
         tokenizer=tokenizer,
         sound=sound.model_copy(update={"window_samples": window}),
@@ -128,7 +127,7 @@ def read_sound_classifier(folder: ModelFolder) -> tuple[ExportSource, tuple[str,
     scheme = ClassificationScheme(kind="multi_label", thresholds=(0.5,) * len(labels)) if several else None
     source = folder.source(
         model,
-        _plain(HuggingFaceSounds(model)),
+        without_parametrizations(HuggingFaceSounds(model)),
         make_reference=lambda: HuggingFaceSounds(_load(folder, AutoModelForAudioClassification)).eval(),
         labels=labels,
         classification=scheme,
@@ -142,15 +141,6 @@ def _load(folder: ModelFolder, auto_class: Any) -> nn.Module:
     kind = auto_class._model_mapping.get(type(folder.config), None)  # noqa: SLF001 (no other name before it is loaded)
     prefix = getattr(kind, "base_model_prefix", "")
     return folder.load(auto_class, unused=(f"{prefix}.masked_spec_embed",))
-
-
-def _plain(module: nn.Module) -> nn.Module:
-    """Returns a module in evaluation mode, with weights as they are in place of what they are computed from."""
-    for part in list(module.modules()):
-        if parametrize.is_parametrized(part):
-            for name in list(cast("Any", part).parametrizations):
-                parametrize.remove_parametrizations(part, name)
-    return module.eval()
 
 
 # Preprocessing

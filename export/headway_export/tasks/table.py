@@ -29,6 +29,7 @@ TASKS: Final[dict[Task, str]] = {
     Task.TRANSCRIPTION: "headway_export.tasks.transcription:Transcription",
     Task.CTC_TRANSCRIPTION: "headway_export.tasks.sounds:CtcTranscription",
     Task.AUDIO_CLASSIFICATION: "headway_export.tasks.sounds:AudioClassification",
+    Task.VIDEO_CLASSIFICATION: "headway_export.tasks.videos:VideoClassification",
     Task.TEXT_SCORING: "headway_export.tasks.text:TextScoring",
     Task.QUESTION_ANSWERING: "headway_export.tasks.text:QuestionAnswering",
     Task.FILL_MASK: "headway_export.tasks.text:FillMask",

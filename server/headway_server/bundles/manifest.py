@@ -130,6 +130,7 @@ class Task(StrEnum):
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
     AUDIO_CLASSIFICATION = "audio_classification"
+    VIDEO_CLASSIFICATION = "video_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     TENSORS = "tensors"
 
@@ -871,6 +872,13 @@ class Depth(Record):
     `unspecified`: the checkpoint does not say."""
 
 
+class VideoFrames(Record):
+    """What a model reads of a video: `pixel_values`, float32 (batch, num_frames, 3, height, width)."""
+
+    num_frames: Size
+    """Frames, evenly from the first to the last."""
+
+
 class StableMask(Record):
     """The least stability of the mask of several parts; below it, the likeliest of the other masks is taken.
 
@@ -1200,6 +1208,8 @@ class Manifest(Record):
     """None but for the task of this name."""
     depth: Depth | None = None
     """None but for depth_estimation."""
+    video: VideoFrames | None = None
+    """None but for video_classification."""
     segmentation: Segmentation | None = None
     """Of segmentation; None: the defaults."""
     tagging: Tagging | None = None
@@ -1570,6 +1580,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         graphs=tuple(DIFFUSION_TENSORS), needs=("image_preprocessing", "diffusion"), check=_check_diffusion
     ),
     Task.AUDIO_CLASSIFICATION: TaskParts(needs=("labels", "sound")),
+    Task.VIDEO_CLASSIFICATION: TaskParts(needs=("labels", "image_preprocessing", "video")),
     Task.SPEECH_SYNTHESIS: TaskParts(
         graphs=("codec_decoder", "decoder"),
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "codec"),

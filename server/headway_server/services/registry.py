@@ -31,6 +31,7 @@ from headway.v1 import (
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
+    video_classification_service_pb2,
 )
 from headway_server.services import open_inference
 from headway_server.services.audio_classification import AudioClassificationService
@@ -53,6 +54,7 @@ from headway_server.services.speech import SpeechService
 from headway_server.services.text_classification import TextClassificationService
 from headway_server.services.text_to_text import TextToTextService
 from headway_server.services.translation import TranslationService
+from headway_server.services.video_classification import VideoClassificationService
 from headway_server.serving.abilities import Ability
 from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
@@ -87,6 +89,7 @@ SERVICES: Final = (
     Service(file=mask_filling_service_pb2, servicer=MaskFillingService),
     Service(file=image_classification_service_pb2, servicer=ImageClassificationService),
     Service(file=audio_classification_service_pb2, servicer=AudioClassificationService),
+    Service(file=video_classification_service_pb2, servicer=VideoClassificationService),
     Service(file=object_detection_service_pb2, servicer=ObjectDetectionService),
     Service(file=semantic_segmentation_service_pb2, servicer=SemanticSegmentationService),
     Service(file=depth_estimation_service_pb2, servicer=DepthEstimationService),

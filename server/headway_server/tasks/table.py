@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.text_to_text.model import TextToTextModel
     from headway_server.tasks.text_to_text.translation import TranslationModel
     from headway_server.tasks.tokens.classifier import TokenClassifier
+    from headway_server.tasks.video.classifier import VideoClassifier
 
 
 def _embeds(manifest: Manifest) -> bool:
@@ -103,6 +104,7 @@ CLASSIFY_PAGES: Final[Ability[TokenClassifier]] = Ability(
 )
 CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image", words="classify images")
 CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
+CLASSIFY_VIDEOS: Final[Ability[VideoClassifier]] = Ability(name="classify_video", words="classify videos")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
 CLASSIFY_PIXELS: Final[Ability[PixelClassifier]] = Ability(name="classify_pixels", words="classify pixels of images")
 ESTIMATE_DEPTH: Final[Ability[DepthEstimator]] = Ability(name="estimate_depth", words="estimate depth in images")
@@ -265,6 +267,11 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(CLASSIFY_AUDIOS,),
         tensors=_TENSORS + "AUDIO_CLASSIFICATION",
     ),
+    Task.VIDEO_CLASSIFICATION: Family(
+        loader="headway_server.tasks.video.classifier:VideoClassifier.load",
+        made_for=(CLASSIFY_VIDEOS,),
+        tensors=_TENSORS + "VIDEO_CLASSIFICATION",
+    ),
     Task.SPEECH_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.model:SynthesisModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
@@ -312,6 +319,7 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "FillMask": Rpc(asked=FILL_MASKS),
     "ClassifyImage": Rpc(asked=CLASSIFY_IMAGES, with_field={"candidate_labels": LABEL_IMAGES}),
     "ClassifyAudio": Rpc(asked=CLASSIFY_AUDIOS),
+    "ClassifyVideo": Rpc(asked=CLASSIFY_VIDEOS),
     "DetectObjects": Rpc(asked=DETECT_OBJECTS),
     "ClassifyPixels": Rpc(asked=CLASSIFY_PIXELS),
     "EstimateDepth": Rpc(asked=ESTIMATE_DEPTH),

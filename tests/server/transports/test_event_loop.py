@@ -23,7 +23,13 @@ from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
 from tiny_answers import write_answer_bundle, write_mask_bundle
-from tiny_bundles import write_box_bundle, write_letter_bundle, write_loudness_bundle, write_map_bundle
+from tiny_bundles import (
+    write_box_bundle,
+    write_letter_bundle,
+    write_loudness_bundle,
+    write_map_bundle,
+    write_motion_bundle,
+)
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 from tiny_tagger import BOXES, write_tagger_bundle
@@ -45,6 +51,7 @@ from headway_server.tasks.sounds.classifier import AudioClassifier
 from headway_server.tasks.speech.ctc import CtcModel
 from headway_server.tasks.speech.transcripts import SpeechRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
+from headway_server.tasks.video.classifier import VideoClassifier
 from headway_server.transports.http import HttpServer
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -157,6 +164,7 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "AudioClassificationService/ClassifyAudio": [{"audios": [sound(60)] * 4, "truncate": True}],
     "SemanticSegmentationService/ClassifyPixels": [{"images": [LARGE]}, {"images": [SMALL] * 64}],
     "DepthEstimationService/EstimateDepth": [{"images": [LARGE]}, {"images": [SMALL] * 64}],
+    "VideoClassificationService/ClassifyVideo": [{"frames": [LARGE]}, {"frames": [SMALL] * 256}],
     "ObjectDetectionService/DetectObjects": [
         {"images": [LARGE]},
         {"images": [SMALL] * 64, "threshold": 0, "labels": ["red"] * 256},
@@ -451,6 +459,7 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
         (DepthEstimator.load, write_map_bundle(folder / "store", Task.DEPTH_ESTIMATION, name="depths")),
         (CtcModel.load, write_letter_bundle(folder / "store")),
         (AudioClassifier.load, write_loudness_bundle(folder / "store")),
+        (VideoClassifier.load, write_motion_bundle(folder / "store")),
     ]
 
     async def serve() -> None:

@@ -33,6 +33,7 @@ from headway.v1 import (
     segmentation_service_pb2,
     speech_service_pb2,
     translation_service_pb2,
+    video_classification_service_pb2,
 )
 from headway_server.batching.settings import MAX_IMAGES, MAX_TEXTS
 from headway_server.bundles import CHAT_TEMPLATE_FILE
@@ -105,6 +106,7 @@ from headway_server.tasks.text_to_text.request import MAX_TEXTS as MAX_SOURCES
 from headway_server.tasks.text_to_text.request import TextToTextParameters, TextToTextRequest
 from headway_server.tasks.tokens.classifier import TokenClassifier
 from headway_server.tasks.tokens.pages import Page, PageInputs
+from headway_server.tasks.video.classifier import MAX_FRAMES, VideoClassifier
 
 _MAX_MASK_PIXELS: Final = 2**24
 """Maximum pixels of all masks of an answer, each an element of JSON; files take a hundredth."""
@@ -512,6 +514,14 @@ async def _classify_images(model: ImageClassifier, call: InferCall) -> Arrays:
     return {
         **_label_arrays([one.labels for one in answer.results]),
         **_embedding_array(one.embedding for one in answer.results),
+    }
+
+
+async def _classify_video(model: VideoClassifier, call: InferCall) -> Arrays:
+    answer = await model.classify(_files(call, "frame"), top_k=call.parameters.get("top_k", 0), deadline=call.deadline)
+    return {
+        **_label_arrays([one.labels for one in answer.results]),
+        "frame_index": np.array([one.frame_indices for one in answer.results], np.int64),
     }
 
 
@@ -1221,6 +1231,14 @@ AUDIO_CLASSIFICATION: Final = TensorTask(
     max_rows=MAX_CLASSIFIED_AUDIOS,
     predictions=_always("label", "probability"),
     infer=_classify_audios,
+    reads_texts=False,
+)
+VIDEO_CLASSIFICATION: Final = TensorTask(
+    inputs=lambda _: (TensorSpec(name="frame", datatype=BYTES, shape=(-1,)),),
+    outputs=lambda _: (*_LABELS, TensorSpec(name="frame_index", datatype="INT64", shape=(-1, -1))),
+    parameters=_COMMON | kinds_of(video_classification_service_pb2.ClassifyVideoRequest, "top_k"),
+    max_rows=MAX_FRAMES,
+    infer=_classify_video,
     reads_texts=False,
 )
 OBJECT_DETECTION: Final = TensorTask(

@@ -53,6 +53,7 @@ PANELS = [
     "draw",
     "transcribe",
     "sounds",
+    "videos",
     "speak",
     "segment",
     "attention",

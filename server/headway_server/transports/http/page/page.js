@@ -22,8 +22,9 @@ import { speak } from "./panels/speak.js";
 import { tag } from "./panels/tag.js";
 import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
+import { videos } from "./panels/videos.js";
 
-const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, maps, caption, draw, transcribe, sounds, speak, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, maps, caption, draw, transcribe, sounds, videos, speak, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

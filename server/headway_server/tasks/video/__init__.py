@@ -1,0 +1,1 @@
+"""Videos that a model reads as a fixed number of frames."""
