@@ -55,17 +55,6 @@ _DINO = {
     "reshape_hidden_states": False,
     "apply_layernorm": True,
 }
-_SWIN = {
-    "model_type": "swin",
-    "image_size": 64,
-    "embed_dim": 8,
-    "depths": [1, 1, 1, 1],
-    "num_heads": [1, 1, 2, 2],
-    "window_size": 4,
-    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-}
-_DECODER = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "encoder_attention_heads": 2}
-_DETR = {**_DECODER, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_queries": 7}
 _BEIT = {
     **_VIT,
     "patch_size": 16,
@@ -77,7 +66,6 @@ _BEIT = {
 _CONVNEXT = {"model_type": "convnext", "depths": [1, 1, 1, 1], "hidden_sizes": [8, 12, 16, 20]}
 _STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
 _UNCROPPED = {"do_center_crop": False}
-_MASKED = {"size": {"height": 64, "width": 64}, "size_divisor": 32}
 _DPT = {
     **_VIT,
     "patch_size": 16,
@@ -125,34 +113,6 @@ SEMANTIC = {
         "SegformerImageProcessor",
         {},
     ),
-    "maskformer": (
-        "MaskFormerForInstanceSegmentation",
-        {
-            "backbone_config": _SWIN,
-            "decoder_config": {"model_type": "detr", **_DETR},
-            "fpn_feature_size": 32,
-            "mask_feature_size": 32,
-        },
-        "MaskFormerImageProcessor",
-        _MASKED,
-    ),
-    "mask2former": (
-        "Mask2FormerForUniversalSegmentation",
-        {
-            "backbone_config": _SWIN,
-            "feature_size": 32,
-            "mask_feature_size": 32,
-            "hidden_dim": 32,
-            "encoder_feedforward_dim": 24,
-            "dim_feedforward": 24,
-            "encoder_layers": 1,
-            "decoder_layers": 2,
-            "num_attention_heads": 2,
-            "num_queries": 7,
-        },
-        "Mask2FormerImageProcessor",
-        _MASKED,
-    ),
 }
 """Class, configuration, image processor and its settings of each family, by model type."""
 DEPTH = {
@@ -173,8 +133,6 @@ DEPTH = {
     ),
     "dpt": ("DPTForDepthEstimation", _DPT, "DPTImageProcessor", {"resample": 3}),
 }
-_DEVIATIONS = {"class_predictor": 2.0, "quer": 2.0, "mask_embedder": 0.5, "pixel_embed": 1.0}
-"""Of weights, by a part of their names."""
 SERVED = {"segformer", "depth_anything"}
 """Families that are exported and served."""
 
@@ -187,9 +145,9 @@ def write_pixel_model(folder: Path, family: str, *, is_depth: bool = False, **pr
     config = kind.config_class(**values, **({} if is_depth else {"num_labels": NUM_LABELS}))
     model = kind(config).eval()
     with torch.no_grad():
-        for part, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=next((std for key, std in _DEVIATIONS.items() if key in part), 0.2))
+                parameter.normal_(std=0.2)
     model.save_pretrained(folder)
     written = {"image_processor_type": processor, **_SQUARE, **settings, **preprocessing}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))

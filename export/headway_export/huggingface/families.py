@@ -246,7 +246,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="BEiT, Data2Vec (images), DPT, UPerNet, MobileViT, MobileNet V2, MaskFormer, Mask2Former",
+        names="BEiT, Data2Vec (images), DPT, UPerNet, MobileViT, MobileNet V2",
         task="`semantic_segmentation`",
         compared="labels of pixels by the module's outputs, 999 of 1,000; not exported in the tests",
     ),
@@ -499,6 +499,8 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
+    "ForUniversalSegmentation": "segments images without a prompt",
+    "ForInstanceSegmentation": "segments images without a prompt",
     "ForImageSegmentation": "segments images without a prompt",
     "ForImageMatting": "cuts out foregrounds",
     "ForNormalEstimation": "tells slopes in images",
@@ -535,7 +537,7 @@ OPTIMUM: Final = (
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "objects in images": ("OWL-ViT",),
-    "segments of images": ("GroupVit",),
+    "segments of images": ("GroupVit", "MaskFormer"),
     "speech and sounds": (
         "Musicgen", "Speech2Text", "SpeechT5",
     ),
