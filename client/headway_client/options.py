@@ -419,9 +419,18 @@ class ClassifyVideoOptions(ModelOptions, total=False):
 class DetectObjectsOptions(ModelOptions, total=False):
     """Options of DetectObjects."""
 
-    threshold: Annotated[float | None, "Objects with a score of at most this are left out, 0 to 1. Default: 0.5."]
+    threshold: Annotated[
+        float | None, "Objects with a score of at most this are left out, 0 to 1. Default: the model's, mostly 0.5."
+    ]
+    nms_threshold: Annotated[
+        float | None,
+        "Overlap of two boxes of a label above which the worse is left out, 0 to 1. Default: the model's.",
+    ]
     max_object_count: Annotated[int | None, "Most objects for each image, the best first, at most 1000. Default: all."]
-    labels: Annotated[Texts | None, "Labels whose objects are returned. Default: all."]
+    labels: Annotated[
+        Texts | None,
+        "Labels whose objects are returned. Default: all. A model without labels of its own requires them: any texts.",
+    ]
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 

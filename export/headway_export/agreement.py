@@ -41,8 +41,8 @@ from headway_export.inputs import DecoderText, Drawn, Inputs
 from headway_export.source import ExportSource, has_metric
 from headway_export.tasks.table import task_of
 from headway_server.bundles import AgreementFigures, ClassificationScheme, Detection, Precision
+from headway_server.decoding.interfaces import steps_of
 from headway_server.decoding.runner.decoder import DecoderRunner
-from headway_server.tasks.detection.model import THRESHOLD
 from headway_server.tasks.detection.objects import Objects
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import PREDICTED_IOU
@@ -256,12 +256,14 @@ def distributions(candidate: Candidate, texts: Sequence[DecoderText]) -> Iterato
     for number, text in enumerate(texts):
         if has_encoder:
             open_sources(runner, of_source[id(text.source)])
-        media = None if text.images is None else media_of(source, text.token_ids, text.images, next(embedded))
-        for start in range(0, len(text.token_ids), runner.prefill_chunk):
-            ids = text.token_ids[start : start + runner.prefill_chunk]
+        media = None
+        if text.images is not None:
+            media = media_of(source, text.token_ids, text.images, next(embedded), text.num_given)
+        for start, stop in steps_of(len(text.token_ids), runner.prefill_chunk, media):
+            ids = text.token_ids[start:stop]
             # `score` begins a state without positions anew, which the source has filled.
             has_begun = has_encoder and not runner.keeps_positions
-            given = None if media is None else media.between(start, start + len(ids))
+            given = None if media is None else media.between(start, stop)
             logits = _decoded(runner, ids, start) if has_begun else runner.score(0, ids, start, media=given)
             skipped = max(0, text.num_given - 1 - start)
             if skipped >= len(logits):
@@ -371,7 +373,7 @@ class _Comparison:
         self._ious.append(shares[rows, columns][is_same])
         for objects, matched in ((first, rows[is_same]), (second, columns[is_same])):
             logits = logit(objects.scores.astype(np.float64))
-            agrees = np.abs(logits - logit(THRESHOLD)) <= MARGIN
+            agrees = np.abs(logits - logit(self.detection.threshold)) <= MARGIN
             agrees[matched] = True
             self._agrees.append(agrees)
         self.num_predictions += len(first.scores)
@@ -514,7 +516,9 @@ def _objects_of(row: NDArray[np.float32], scheme: Detection) -> Objects:
     """Reads the objects of logits and boxes, (C,), as a server does; sides are shares of the image."""
     end = len(row) - 4 * scheme.num_queries
     logits, boxes = row[:end].reshape(scheme.num_queries, -1), row[end:].reshape(-1, 4)
-    return Objects.of(logits, boxes, scheme, threshold=THRESHOLD, size=(1, 1))
+    return Objects.of(
+        logits, boxes, scheme, threshold=scheme.threshold, size=(1, 1), nms_threshold=scheme.nms_threshold
+    )
 
 
 def _box_ious(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ from headway_server.preprocessing.audio import LogMel
 from headway_server.preprocessing.image import normalize
 from headway_server.preprocessing.tiles import Grid
 from headway_server.runtime import Runtime, Session, give_back_memory
-from headway_server.tasks.prompt_images import grid_offsets
+from headway_server.tasks.prompt_images import blocks_of, grid_offsets
 from headway_server.tasks.text.model import text_graph
 from headway_training.data.audio import to_float
 
@@ -177,16 +177,24 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
 
 
 def media_of(
-    source: ExportSource, token_ids: NDArray[np.int64], images: NDArray[np.float32], embeddings: NDArray[np.float32]
+    source: ExportSource,
+    token_ids: NDArray[np.int64],
+    images: NDArray[np.float32],
+    embeddings: NDArray[np.float32],
+    num_given: int | None = None,
 ) -> PromptMedia:
-    """Puts the embeddings of tiles, (N, M, D), in their places in a prompt, (T,)."""
+    """Puts the embeddings of tiles, (N, M, D), in their places in a text, (T,).
+
+    The first `num_given` tokens are the prompt; None: all.
+    """
     assert source.image_prompt is not None, "a model of images says how they stand in prompts"
     positions = np.flatnonzero(token_ids == source.image_prompt.token)
     offsets = None
     if source.image_prompt.positions == "grid":
         offsets = grid_offsets(len(token_ids), positions, [Grid(tile.shape[1], tile.shape[3]) for tile in images])
     rows = tuple(row for tile in embeddings for row in tile)
-    return PromptMedia(positions, rows, (b"",) * len(positions), offsets)
+    blocks = blocks_of(source.image_prompt, positions, len(token_ids) if num_given is None else num_given)
+    return PromptMedia(positions, rows, (b"",) * len(positions), offsets, blocks)
 
 
 def named_source(source: NDArray[Any]) -> Tensors:

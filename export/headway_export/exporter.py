@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import onnx_ir as ir
+from onnx_ir.passes import InPlacePass
 from torch import nn
 
 from headway_export import agreement, inputs, parity, quality
@@ -23,6 +24,7 @@ from headway_export.reference import Reference, cache_ranges
 from headway_export.rewriting import (
     EXPERTS,
     LINEAR_ATTENTION,
+    AttendAhead,
     KeepBlocks,
     LayerRange,
     QuantizeBlocks,
@@ -411,11 +413,18 @@ class _Prover:
 
     def _as_written(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written."""
-        if graph.role != "decoder" or _DEVICES[precision] != "cpu":
+        if graph.role != "decoder":
             return graph
-        more = task_of(self._source.task).more_outputs
+        prompt, more = self._source.image_prompt, task_of(self._source.task).more_outputs
+        ahead: list[InPlacePass] = []
+        if prompt is not None and prompt.attention != "causal":  # a whole prompt is seen, whatever the window
+            ahead = [AttendAhead(keeps_windows=prompt.attention == "image")]
+        for_cpu = [SeparateRows(), ReplaceSoftplus(), *ahead, *([] if more is None else [more()])]
+        passes = for_cpu if _DEVICES[precision] == "cpu" else ahead
+        if not passes:
+            return graph
         model = copy_graph(graph.model)
-        rewrite(model, SeparateRows(), ReplaceSoftplus(), *([] if more is None else [more()]))
+        rewrite(model, *passes)
         return replace(graph, model=model)
 
     def _trace(self, module: nn.Module, *, known: TracedModel | None = None) -> TracedModel:

@@ -28,7 +28,7 @@ from headway_export.rounding import FACTOR, is_explained, rounded_answers
 from headway_export.source import ExportSource
 from headway_export.tasks.table import task_of
 from headway_server.bundles import AttentionFigures, ParityFigures, Precision
-from headway_server.decoding.interfaces import PromptMedia, Ranking
+from headway_server.decoding.interfaces import PromptMedia, Ranking, steps_of
 from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 
@@ -240,9 +240,9 @@ def read_chunks(
 
     A chunk none of whose logits but the last are asked for is read as a server reads a prompt.
     """
-    for start in range(0, len(token_ids), runner.prefill_chunk):
-        chunk = token_ids[start : start + runner.prefill_chunk]
-        given = None if media is None else media.between(start, start + len(chunk))
+    for start, stop in steps_of(len(token_ids), runner.prefill_chunk, media):
+        chunk = token_ids[start:stop]
+        given = None if media is None else media.between(start, stop)
         here = asked[(asked >= start) & (asked < start + len(chunk))] - start
         if (here < len(chunk) - 1).any():
             logits = runner.score(slot, chunk, start, source, media=given)

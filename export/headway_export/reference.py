@@ -97,8 +97,11 @@ class OwnSight(OwnText):
         """(B, 3, height, width) -> (B, M, D)."""
 
     @abstractmethod
-    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """Logits after the asked tokens of a prompt: tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor, num_given: int) -> Tensor:
+        """Logits after the asked tokens of a text: tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V).
+
+        Its first `num_given` tokens are the prompt.
+        """
 
 
 class OwnTarget(nn.Module, ABC):
@@ -172,16 +175,20 @@ class Reference:
         return self._ask("text", answer, token_ids, positions)
 
     def image_logits(
-        self, images: NDArray[np.float32], token_ids: NDArray[np.int64], positions: NDArray[np.int64]
+        self, images: NDArray[np.float32], token_ids: NDArray[np.int64], positions: NDArray[np.int64], num_given: int
     ) -> NDArray[np.float32]:
-        """Logits after the asked tokens of a prompt with images: tiles (N, 3, height, width), (T,), (P,) -> (P, V)."""
+        """Logits after the asked tokens of a text with images: tiles (N, 3, height, width), (T,), (P,) -> (P, V).
+
+        Its first `num_given` tokens are the prompt.
+        """
 
         def answer() -> NDArray[np.float32]:
             with torch.inference_mode():
                 tiles, ids, asked = (torch.from_numpy(array) for array in (images, token_ids, positions))
-                return cast("OwnSight", self.module).image_logits(tiles, ids.unsqueeze(0), asked)[0].float().numpy()
+                own = cast("OwnSight", self.module)
+                return own.image_logits(tiles, ids.unsqueeze(0), asked, num_given)[0].float().numpy()
 
-        return self._ask("images", answer, images, token_ids, positions)
+        return self._ask("images", answer, images, token_ids, positions, np.array(num_given))
 
     def tile_embeddings(self, pixel_values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Embeddings of a tile, (3, height, width) -> (M, D)."""

@@ -42,7 +42,13 @@ from onnx_ir.tape import Tape
 from headway_export.errors import ExportError, TraceError, reason_of
 from headway_server.bundles import TensorSpec
 from headway_server.bundles.chain import VERIFIES, link_name
-from headway_server.bundles.manifest import EXPONENTIAL_MEANS, LIKELIEST_IDS, LIKELIEST_LOGITS, NUM_LIKELIEST
+from headway_server.bundles.manifest import (
+    ATTENDS_AHEAD,
+    EXPONENTIAL_MEANS,
+    LIKELIEST_IDS,
+    LIKELIEST_LOGITS,
+    NUM_LIKELIEST,
+)
 from headway_server.decoding.runner.decoder import PREFILL_CHUNK
 
 ATTENTION = "GroupQueryAttention"
@@ -1296,11 +1302,7 @@ class _CachedPositions:
         num_rows = shape[2]
         assert isinstance(num_rows, int), "`ShortenCaches` has fixed it"
         step = num_rows - node.attributes.get_int(_WINDOW) + 1
-        total = tape.op(
-            "Cast",
-            [tape.op("Reshape", [_input(node, _LONGEST), _constant(tape, np.array([1]))])],
-            {"to": ir.DataType.INT64},
-        )
+        total = _as_length(tape, _input(node, _LONGEST))
 
         def first(length: ir.Value) -> ir.Value:
             """The position of row 0 after `length` tokens, as `Window.first` of the server has it."""
@@ -1353,6 +1355,105 @@ def _query_key_value(node: ir.Node, tape: Tape) -> Sequence[ir.Value]:
     assert isinstance(width, int), "a head's width is a fixed axis"
     sizes = [node.attributes.get_int(name) * width for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     return tape.op_multi_out("Split", [_input(node, 0), _constant(tape, np.array(sizes))], {"axis": 2}, num_outputs=3)
+
+
+class AttendAhead(InPlacePass):
+    """Lets the tokens of a step attend to each other, to later ones too, if an input says so.
+
+    Attention is an `If` for each layer: the operator as it is, or without causality. It takes no window then, so that
+    the keys before a window get a bias, and the positions of a cache of a window are read as if the text began with
+    them, as `QuantizeCache` does for chunks.
+    """
+
+    OPSET = 24
+    """The first that has TensorScatter."""
+
+    def __init__(self, *, keeps_windows: bool) -> None:
+        """Takes whether a token of a layer with a window sees no token before it, of those of the step too."""
+        self._keeps_windows = keeps_windows
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Adds the input and the branches to a decoder, in place."""
+        ahead = ir.val(ATTENDS_AHEAD, ir.DataType.BOOL, [1])
+        model.graph.inputs.append(ahead)
+        for node in [*model.graph]:
+            if node.op_type == ATTENTION:
+                self._branch(node, ahead)
+            elif node.op_type == "If" and _one_token_operator(node) is not None:
+                for inner in [*node.attributes["then_branch"].as_graph()]:
+                    if inner.op_type == ATTENTION:
+                        self._branch(inner, ahead)
+        model.graph.opset_imports[""] = self.OPSET
+        return PassResult(model, modified=True)
+
+    def _branch(self, node: ir.Node, ahead: ir.Value) -> None:
+        """Puts both ways in the place of a layer's attention."""
+        tape = Tape()
+        outputs = _repeat(tape, node, node.inputs)
+        as_it_is = ir.Graph([], outputs, nodes=tape.nodes, name="causal")
+        branches = {"then_branch": self._ahead(node), "else_branch": as_it_is}
+        tape = Tape()
+        _replace(node, tape, tape.op_multi_out("If", [ahead], branches, num_outputs=len(node.outputs)))
+
+    def _ahead(self, node: ir.Node) -> ir.Graph:
+        """Attention of one row, all of whose new tokens see each other."""
+        tape = Tape()
+        query, key, value = _query_key_value(node, tape)
+        length = tape.op("Shape", [query], {"start": 1, "end": 2})  # (1,): T
+        attributes = {name: value for name, value in node.attributes.items() if name not in (_WINDOW, _IS_SHORT)}
+        attributes["causal"] = ir.AttrInt64("causal", 0)
+        window = node.attributes.get_int(_WINDOW, 0)
+        is_short = bool(node.attributes.get_int(_IS_SHORT, 0))
+        caches = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
+        rest = list(node.inputs[_LENGTHS:])
+        start = tape.op("Sub", [_as_length(tape, _input(node, _LONGEST)), length])  # (1,): tokens before the step
+        presents: list[ir.Value] = []
+        if is_short:
+            heads = node.attributes.get_int("kv_num_heads")
+            positions = _CachedPositions.of(node, tape, start)
+            held = [_slice(tape, cache, 2, stop=positions.num_held) for cache in caches]
+            for tensor, cache, written in zip((key, value), caches, held, strict=True):
+                by_head = tape.op("Reshape", [tensor, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
+                by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
+                to_write, place = positions.to_write(tape, written, by_head)
+                presents.append(tape.op("TensorScatter", [cache, to_write, place], {"axis": 2, "mode": "linear"}))
+            caches, start, rest = held, positions.num_held, list(positions.lengths_and_rest(tape, node))
+        if window and self._keeps_windows:
+            rest += [None] * (_BIAS + 1 - _LENGTHS - len(rest))
+            is_half = _input(node, _PAST_KEY).dtype == ir.DataType.FLOAT16
+            seen = _in_window(tape, start, length, window, np.float16 if is_half else np.float32)
+            given = rest[_BIAS - _LENGTHS]
+            rest[_BIAS - _LENGTHS] = seen if given is None else tape.op("Add", [given, seen])
+        inputs = [query, key, value, *caches, *rest]
+        outputs = tape.op_multi_out(ATTENTION, inputs, attributes, num_outputs=len(node.outputs), domain=node.domain)
+        return ir.Graph([], [outputs[0], *presents] if is_short else outputs, nodes=tape.nodes, name="ahead")
+
+
+def _as_length(tape: Tape, value: ir.Value) -> ir.Value:
+    """Returns a number of tokens, () int32, as (1,) int64."""
+    return tape.op("Cast", [tape.op("Reshape", [value, _constant(tape, np.array([1]))])], {"to": ir.DataType.INT64})
+
+
+def _in_window(
+    tape: Tape, start: ir.Value, length: ir.Value, window: int, kind: type[np.float16 | np.float32]
+) -> ir.Value:
+    """Returns a bias, (1, 1, T, S): 0 where a key is less than `window` tokens before the query, or behind it.
+
+    Args:
+        tape: Where operators are recorded.
+        start: Keys before the first query, (1,) int64.
+        length: T, (1,) int64; S is both together.
+        window: Tokens that a token sees, itself included.
+        kind: Of the numbers.
+    """
+    zero, one = (_constant(tape, np.int64(value)) for value in (0, 1))
+    total = tape.op("Squeeze", [tape.op("Add", [start, length])])
+    keys = tape.op("Range", [zero, total, one])  # (S,)
+    queries = tape.op("Range", [tape.op("Squeeze", [start]), total, one])  # (T,)
+    column = tape.op("Unsqueeze", [queries, _constant(tape, np.array([1]))])  # (T, 1)
+    is_seen = tape.op("Less", [tape.op("Sub", [column, keys]), _constant(tape, np.int64(window))])  # (T, S)
+    numbers = [_constant(tape, kind(value)) for value in (0.0, np.finfo(kind).min)]
+    return tape.op("Unsqueeze", [tape.op("Where", [is_seen, *numbers]), _constant(tape, np.array([0, 1]))])
 
 
 class AddVerification(InPlacePass):

@@ -101,6 +101,24 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrueObjects:
+    """P objects of images."""
+
+    image_index: NDArray[np.int64]
+    """(P,), the image of each."""
+    boxes: NDArray[np.float32]
+    """(P, 4): left, top, right, bottom, as shares of the image's width and height."""
+    labels: NDArray[np.int64]
+    """(P,)."""
+
+    def take(self, rows: NDArray[np.int64]) -> TrueObjects:
+        """Returns the objects of some images, ascending, as those of the images that are left."""
+        kept = np.isin(self.image_index, rows)
+        places = np.searchsorted(rows, self.image_index[kept])
+        return TrueObjects(image_index=places, boxes=self.boxes[kept], labels=self.labels[kept])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationData:
     """Examples that a task metric is measured on."""
 
@@ -132,6 +150,8 @@ class EvaluationData:
     """(N, height, width, 3), already resized and cropped."""
     segments: Segments | None = None
     """What is to be found in the images, for segmentation."""
+    objects: TrueObjects | None = None
+    """What is to be found in the images, for object_detection."""
     sequences: Sequence[NDArray[np.int64]] = ()
     """Tokens of voice, text and speech, (T,) each, for speech_synthesis."""
     prompt_lengths: Sequence[int] = ()
@@ -167,7 +187,8 @@ class EvaluationData:
         }
         taken |= {name: getattr(self, name)[rows] for name in ("labels", "images") if len(getattr(self, name))}
         captions = {code: [written[row] for row in rows] for code, written in self.captions.items()}
-        return replace(self, captions=captions, segments=segments, **taken)
+        objects = None if self.objects is None else self.objects.take(rows)
+        return replace(self, captions=captions, segments=segments, objects=objects, **taken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,17 @@ from transformers.models.yolos.image_processing_pil_yolos import get_size_with_a
 
 from headway_export.agreement import LIMITS, Rows, _Comparison
 from headway_export.errors import SourceError
+from headway_export.exporter import ExportOptions, export
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.huggingface.detectors import DETECTORS
-from headway_server.bundles import ClassificationScheme, Detection, Task
+from headway_export.huggingface.zero_shot_detectors import ZERO_SHOT_DETECTORS
+from headway_export.source import from_checkpoint
+from headway_server.bundles import ClassificationScheme, Detection, Precision, Task
 from headway_server.tasks.detection.objects import Objects
+from headway_training.checkpoint import Checkpoint, Evaluation, ImagePreprocessing, write_checkpoint
+from headway_training.metrics import mean_average_precision
+from headway_training.models import build_model
+from headway_training.tasks.detection import objects_of
 
 SIZE = (90, 60)
 """Width and height of an image."""
@@ -31,6 +38,7 @@ def folder(request, tmp_path_factory):
 
 def test_every_family_that_is_read_is_tried():
     assert set(tiny_detectors.FAMILIES) == set(DETECTORS)
+    assert set(tiny_detectors.ZERO_SHOT) == ZERO_SHOT_DETECTORS
 
 
 def test_objects_are_those_of_the_post_processing(folder):
@@ -130,3 +138,47 @@ def test_objects_of_two_variants_are_matched(labels, sides, agreement, iou):
     assert figures.get("mean_box_iou") == pytest.approx(iou)
     assert figures["top_agreement"] == pytest.approx(agreement)
     assert intervals["top_agreement"][0] < LIMITS["top_agreement"]  # of an image or two nothing is told
+
+
+def test_a_detector_of_the_kit_is_exported_with_its_precision_and_its_overlap(tmp_path):
+    torch.manual_seed(0)
+    model = build_model("detector", {"image_size": 32, "num_classes": 2, "width": 8, "num_blocks": 1}).eval()
+    with torch.no_grad():
+        model.labels.bias.fill_(0.0)
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (6, 32, 32, 3)).astype(np.uint8)
+    preprocessing = ImagePreprocessing(height=32, width=32, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with torch.inference_mode():  # what it finds itself is the truth
+        pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+        outputs = model((pixels - 0.5) / 0.5)
+    found = [objects_of(*(outputs[name][row].numpy() for name in ("logits", "boxes"))) for row in range(6)]
+    described = Checkpoint(
+        name="finder",
+        task="object_detection",
+        description="Has learned nothing.",
+        license="Apache-2.0",
+        architecture="detector",
+        configuration=model.configuration.to_dict(),
+        labels=("cat", "dog"),
+        image_preprocessing=preprocessing,
+        evaluation=Evaluation(
+            file="evaluation.npz", dataset="noise", metric="mean_average_precision", higher_is_better=True
+        ),
+    )
+    arrays = {
+        "images": images,
+        "image_index": np.arange(6),
+        "boxes": np.stack([one.boxes[0] for one in found]),
+        "labels": np.array([one.labels[0] for one in found]),
+    }
+    write_checkpoint(tmp_path / "checkpoint", described, model, arrays=arrays)
+    options = ExportOptions(store=tmp_path / "store", precisions=(Precision.FP32,))
+    bundle = export(from_checkpoint(tmp_path / "checkpoint"), options)
+    detection = bundle.manifest.detection
+    assert (detection.scores, detection.num_queries, detection.nms_threshold) == ("sigmoid", 16, 0.5)
+    quality = bundle.manifest.variants[Precision.FP32].quality
+    assert quality.metric == "mean_average_precision"
+    truth = [(boxes[None], label[None]) for boxes, label in zip(arrays["boxes"], arrays["labels"], strict=True)]
+    assert quality.value == pytest.approx(mean_average_precision(found, truth), abs=0.5)
+    card = (bundle.path / "README.md").read_text()
+    assert "Lowest average precision: " in card

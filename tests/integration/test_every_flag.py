@@ -220,7 +220,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
     "detect-objects": (
         "boxes",
         (
-            f"picture.png --threshold 0.2 --max-object-count 2 --label red --label blue {MODEL}",
+            f"picture.png --threshold 0.2 --nms-threshold 0.5 --max-object-count 2 --label red --label blue {MODEL}",
             "--file images.txt --batch-size 1 --json",
             "--image-id {image_id}",
         ),

@@ -1,7 +1,10 @@
 """Folders of detectors, exported by one command and served, against `transformers` itself."""
 
+import base64
 import io
+import json
 
+import httpx2
 import numpy as np
 import pytest
 import tiny_detectors
@@ -10,12 +13,14 @@ import transformers
 from PIL import Image
 from typer.testing import CliRunner
 
-from headway_client import Client
+from headway_client import Client, InvalidArgumentError
+from headway_client.cli import app as command
 from headway_export.cli import app
 
-from .conftest import serve
+from .conftest import serve_saying
 
 SERVED = ("detr", "yolos")
+ZERO_SHOT = tiny_detectors.ZERO_SHOT
 SIZES = ((64, 48), (48, 64), (33, 90), (200, 77), (64, 48))
 
 
@@ -29,18 +34,26 @@ def images():
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("detectors")
-    return {family: tiny_detectors.write_detector(root / family, family) for family in SERVED}
+    fixed = {family: tiny_detectors.write_detector(root / family, family) for family in SERVED}
+    return fixed | {name: tiny_detectors.write_zero_shot_detector(root / name, name) for name in ZERO_SHOT}
 
 
 @pytest.fixture(scope="module")
-def client(folders, tmp_path_factory):
+def addresses(folders, tmp_path_factory):
+    """The addresses of gRPC and of HTTP."""
     store = tmp_path_factory.mktemp("store")
     for name, folder in folders.items():
         result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store)])
         assert result.exit_code == 0, f"{name}: {result.output}"
-    for address in serve(store, "fp32", tmp_path_factory.mktemp("log") / "server.log"):
-        with Client(address) as connected:
-            yield connected
+    flags = ("--precision", "fp32", "--http-port", "0", "--log-level", "warning")
+    for line in serve_saying(store, tmp_path_factory.mktemp("log") / "server.log", *flags):
+        yield line.split()[0], line.partition("http=")[2].split()[0]
+
+
+@pytest.fixture(scope="module")
+def client(addresses):
+    with Client(addresses[0]) as connected:
+        yield connected
 
 
 def encode(image):
@@ -100,3 +113,102 @@ def test_the_best_objects_of_some_labels_are_asked_for(client, images):
     id_ = client.prepare_image(encode(images[0]), model="detr")[0].image_id
     [prepared] = client.detect_objects(image_ids=[id_], model="detr", threshold=0)
     assert prepared.objects == every.objects
+
+
+def expected_of_labels(folder, image, labels, threshold):
+    """Scores, labels and boxes of one picture by the library with the caller's labels, in the order of the scores."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(folder).eval()
+    texts = tokenizer(list(labels), padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        output = model(**processor(image, return_tensors="pt"), **texts)
+    [found] = processor.post_process_object_detection(output, threshold, target_sizes=[image.size[::-1]])
+    order = found["scores"].argsort(descending=True, stable=True)
+    return tuple(found[name][order].numpy() for name in ("scores", "labels", "boxes"))
+
+
+@pytest.mark.parametrize("family", ZERO_SHOT)
+def test_objects_of_the_callers_labels_are_those_of_transformers(folders, client, images, family):
+    labels = tiny_detectors.LABELS
+    all_scores = np.concatenate([expected_of_labels(folders[family], image, labels, 0.0)[0] for image in images])
+    threshold, seen = tiny_detectors.threshold_within(all_scores), set()
+    for _ in range(2):  # the second time images and labels are cached
+        results = client.detect_objects(
+            [encode(image) for image in images], model=family, threshold=threshold, labels=labels
+        ).results
+        for image, result in zip(images, results, strict=True):
+            scores, numbers, boxes = expected_of_labels(folders[family], image, labels, threshold)
+            np.testing.assert_allclose([one.score for one in result.objects], scores, atol=1e-4)
+            assert [one.label for one in result.objects] == [labels[number] for number in numbers]
+            found = [(one.box.left, one.box.top, one.box.right, one.box.bottom) for one in result.objects]
+            np.testing.assert_allclose(np.reshape(found, (-1, 4)), boxes, atol=1)
+            seen |= set(numbers.tolist())
+    assert len(seen) > 1
+    [alone] = client.detect_objects(encode(images[0]), model=family, threshold=0, labels=labels[:1])
+    scores, _, _ = expected_of_labels(folders[family], images[0], labels[:1], 0.0)
+    np.testing.assert_allclose([one.score for one in alone.objects], scores, atol=1e-4)
+    [suppressed] = client.detect_objects(
+        encode(images[0]), model=family, threshold=0, labels=labels[:1], nms_threshold=0
+    )
+    kept = [one.box for one in suppressed.objects]
+    assert alone.objects[0] == suppressed.objects[0]
+    assert 0 < len(kept) < len(alone.objects)
+    for number, first in enumerate(kept):
+        for second in kept[:number]:
+            width = min(first.right, second.right) - max(first.left, second.left)
+            assert min(width, min(first.bottom, second.bottom) - max(first.top, second.top)) <= 1e-3
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        ([], "labels: is empty, and owlvit has no labels of its own; give 1 to 256 texts"),
+        (["four", ""], "labels[1]: is empty"),
+        (["four", "five", "four"], "labels[2]: repeats labels[0]"),
+        (["x"] * 1_000, "labels: has 1000 elements, the limit is 256; leave some out"),
+        (["x"] * 10_000, "request: brings the fields of the request to more than"),
+        (["a very long label " * 20], "labels[0]: has "),
+    ],
+)
+def test_labels_that_cannot_be_looked_for_are_refused_in_a_sentence(client, images, labels, says):
+    with pytest.raises(InvalidArgumentError) as refused:
+        client.detect_objects(encode(images[0]), model="owlvit", labels=labels)
+    assert says in str(refused.value)
+
+
+def test_labels_of_the_caller_are_refused_by_a_model_with_its_own(client, images):
+    with pytest.raises(InvalidArgumentError, match=r"labels\[0\]: is 'a red car', which is no label of detr"):
+        client.detect_objects(encode(images[0]), model="detr", labels=["a red car"])
+
+
+def test_every_door_takes_the_callers_labels(addresses, client, images, tmp_path):
+    file, labels = encode(images[0]), list(tiny_detectors.LABELS)
+    [expected] = client.detect_objects(file, model="owlvit", labels=labels, threshold=0.0, nms_threshold=0.5)
+    assert len({one.label for one in expected.objects}) > 1
+    expected_rows = [(one.label, one.label_index, one.score) for one in expected.objects]
+    grpc, http = addresses
+    body = {
+        "model": "owlvit",
+        "images": [base64.b64encode(file).decode()],
+        "labels": labels,
+        "threshold": 0,
+        "nmsThreshold": 0.5,
+    }
+    answer = httpx2.post(f"http://{http}/headway.v1.ObjectDetectionService/DetectObjects", json=body).json()
+    found = [(one["label"], one.get("labelIndex", 0), one["score"]) for one in answer["results"][0]["objects"]]
+    assert found == [(label, index, pytest.approx(score, abs=1e-6)) for label, index, score in expected_rows]
+    pixels = np.asarray(images[0].convert("RGB"))[np.newaxis]
+    tensors = client.infer(
+        "owlvit", {"pixels": pixels}, parameters={"labels": json.dumps(labels), "threshold": 0.0, "nms_threshold": 0.5}
+    )
+    assert [one.decode() if isinstance(one, bytes) else one for one in tensors["label"]] == [
+        label for label, _, _ in expected_rows
+    ]
+    np.testing.assert_allclose(tensors["score"], [score for _, _, score in expected_rows], atol=1e-6)
+    (tmp_path / "picture.png").write_bytes(file)
+    flags = [word for label in labels for word in ("--label", label)]
+    words = ["detect-objects", str(tmp_path / "picture.png"), "--model", "owlvit", "--server", grpc, "--json"]
+    told = CliRunner().invoke(command, [*words, "--threshold", "0", "--nms-threshold", "0.5", *flags])
+    assert told.exit_code == 0, told.output
+    assert [one["label"] for one in json.loads(told.output)["objects"]] == [label for label, _, _ in expected_rows]

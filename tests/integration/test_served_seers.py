@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
@@ -16,7 +17,7 @@ from headway_export.cli import app
 
 from .conftest import serve_saying
 
-SERVED = ("llava", "smolvlm", "internvl", "qwen2_5_vl")
+SERVED = ("llava", "smolvlm", "internvl", "qwen2_5_vl", "gemma3", "paligemma2")
 NUM_TOKENS = 16
 TEXT = "the rain"
 
@@ -78,6 +79,36 @@ def test_answers_are_those_of_transformers(folders, client, family):
         length, expected = tiny_seers.own_answer(folders[family], family, content, NUM_TOKENS)
         answer = ask(client, family, content)
         assert (answer.prompt_token_count, tokens_of(answer)) == (length, expected)
+
+
+LONG = tuple(
+    ["abcdefgh " * 13 + "a " * number, draw_picture(20, 30, number), "the rain in spain " * 3] for number in (2, 4, 6)
+)
+"""With an image before, across and behind the end of a chunk."""
+
+
+@pytest.mark.parametrize(("family", "num_cached"), [("gemma3", 128), ("paligemma2", 0)])
+def test_tokens_that_attend_to_later_ones_are_exact_beside_other_calls_and_from_the_cache(
+    folders, client, family, num_cached
+):
+    """The cache has what comes before an image, or before all of a prompt that is read in one piece."""
+    contents = [*CONTENTS[1:3], *LONG]
+    expected = [tiny_seers.own_answer(folders[family], family, content, NUM_TOKENS)[1] for content in contents]
+    with ThreadPoolExecutor(2 * len(contents)) as pool:
+        together = list(pool.map(lambda content: ask(client, family, content), contents * 2))
+    assert [tokens_of(answer) for answer in together] == expected * 2
+    again = [ask(client, family, content) for content in LONG]
+    assert [tokens_of(answer) for answer in again] == expected[2:]
+    assert max(answer.cached_prompt_token_count for answer in again) == num_cached
+
+
+def test_what_a_prompt_of_one_piece_is_not_read_with_is_refused_by_name(client):
+    picture = draw_picture(20, 30)
+    turns = [ChatMessage(Role.USER, [Picture(encode(picture))]), ChatMessage(Role.ASSISTANT, ["so"])]
+    with pytest.raises(InvalidArgumentError, match="reads one turn of a user, and no conversation"):
+        client.chat([*turns, turns[0]], model="paligemma2")
+    with pytest.raises(InvalidArgumentError, match="has no log-probabilities: each token of a prompt"):
+        ask(client, "paligemma2", [picture, "a"], prompt_log_probabilities=True)
 
 
 def test_an_upright_jpeg_on_its_side_is_one_image(client):
@@ -191,7 +222,7 @@ def test_openai_reads_images_as_data_urls(client, addresses, path):
 
 def test_a_conversation_with_an_image_is_tokenized_as_it_is_read(client, addresses):
     picture = draw_picture(90, 60)
-    url = "data:image/png;base64," + base64.b64encode(encode(picture)).decode()
+    url = "data:image/png;base64," + base64.encodebytes(encode(picture)).decode()
     parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": TEXT}]
     body = {"model": "internvl", "messages": [{"role": "user", "content": parts}]}
     answer = httpx2.post(f"http://{addresses[1]}/tokenize", json=body).json()

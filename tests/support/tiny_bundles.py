@@ -246,6 +246,60 @@ def write_map_bundle(store: Path, task: Task = Task.SEMANTIC_SEGMENTATION, *, na
         return publish(folder, store)
 
 
+def write_named_box_bundle(store: Path, *, name: str = "named", version: str = "1") -> Bundle:
+    """Publishes the named box model: as the box model, of colours that the caller names, several in a label."""
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, "height", "width"))
+    places = np.array([[x, y, 0.5, 0.5] for x, y in ((0.25, 0.25), (0.75, 0.25), (0.25, 0.75))], np.float32)
+    nodes = [
+        _constant("axes", np.array([2, 3])),
+        _constant("last", np.array([2])),
+        _constant("classes", 4 * np.eye(3, dtype=np.float32)),
+        _constant("places", places),
+        _constant("none", np.zeros(4, np.float32)),
+        helper.make_node("ReduceMean", ["pixel_values", "axes"], ["means"], keepdims=0),  # (B, 3)
+        helper.make_node("Unsqueeze", ["means", "last"], ["colours"]),  # (B, 3, 1)
+        helper.make_node("Mul", ["colours", "classes"], ["label_queries"]),  # (B, 3, 3)
+        helper.make_node("Identity", ["means"], ["logit_offsets"]),
+        helper.make_node("Mul", ["colours", "none"], ["nowhere"]),
+        helper.make_node("Add", ["nowhere", "places"], ["boxes"]),
+    ]
+    outputs = {"label_queries": (3, 3), "logit_offsets": (3,), "boxes": (3, 4)}
+    specs = tuple(TensorSpec(name=key, dtype="float32", shape=("batch", *shape)) for key, shape in outputs.items())
+    texts = [TensorSpec(name=key, dtype="int64", shape=("batch", "length")) for key in ("input_ids", "attention_mask")]
+    embedding = TensorSpec(name="embedding", dtype="float32", shape=("batch", 3))
+    words = {word: index for index, word in enumerate(("[PAD]", *COLOURS, "[UNK]"))}
+    reading = [
+        _constant("table", np.eye(len(words), 3, k=-1, dtype=np.float32)),
+        _constant("length", np.array([1])),
+        _constant("end", np.array([2])),
+        helper.make_node("Gather", ["table", "input_ids"], ["each"]),  # (B, T, 3)
+        helper.make_node("Cast", ["attention_mask"], ["flat"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["flat", "end"], ["mask"]),
+        helper.make_node("Mul", ["each", "mask"], ["seen"]),
+        helper.make_node("ReduceSum", ["seen", "length"], ["embedding"], keepdims=0),
+    ]
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graph = _save_graph(folder, nodes, [pixels], specs)
+        encoder = _save_graph(folder, reading, texts, [embedding], role="text_encoder")
+        manifest = _manifest(
+            folder,
+            graph,
+            text_encoder=encoder,
+            name=name,
+            version=version,
+            task=Task.OBJECT_DETECTION,
+            image_preprocessing=FITTED,
+            special_tokens=SpecialTokens(pad=0),
+            limits=Limits(max_input_tokens=4),
+            detection=Detection(scores="best_sigmoid", num_queries=3, max_objects=3, labels="embedded", threshold=0.1),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
 FRAMES = 4
 """Frames that the motion model reads."""
 MOTIONS = ("darker", "steady", "brighter")
@@ -455,7 +509,12 @@ def _save(
 
 
 def _save_graph(
-    folder: Path, nodes: list[onnx.NodeProto], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    role: str = "model",
 ) -> Graph:
     """Writes a graph of these tensors."""
     types = {"int64": TensorProto.INT64, "float32": TensorProto.FLOAT}
@@ -466,17 +525,18 @@ def _save_graph(
     graph = helper.make_graph(nodes, "model", ins, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=10)
     onnx.checker.check_model(model)
-    onnx.save(model, folder / "model.onnx")
-    return Graph(file="model.onnx", inputs=tuple(inputs), outputs=tuple(outputs))
+    onnx.save(model, folder / f"{role}.onnx")
+    return Graph(file=f"{role}.onnx", inputs=tuple(inputs), outputs=tuple(outputs))
 
 
-def _manifest(folder: Path, graph: Graph, **fields: object) -> Manifest:
+def _manifest(folder: Path, graph: Graph, *, text_encoder: Graph | None = None, **fields: object) -> Manifest:
     """Fills in what all tiny bundles have in common; reads the folder's files, so they come first."""
     parity = ParityFigures(
         max_relative_logit_error=0.0, bound=1e-4, checked_shape_count=1, provider="CPUExecutionProvider"
     )
     quality = QualityFigure(metric="accuracy", value=99.5, example_count=200, dataset="made up", higher_is_better=True)
-    variant = Variant(device="cpu", graphs={"model": graph}, parity=parity, quality=quality)
+    graphs = {"model": graph} | ({} if text_encoder is None else {"text_encoder": text_encoder})
+    variant = Variant(device="cpu", graphs=graphs, parity=parity, quality=quality)
     fields.setdefault("description", "A tiny model for tests.")
     return Manifest(
         schema_version=1,

@@ -43,7 +43,22 @@ FAMILIES = {
     "vit-bert": ("ViT", "Bert", _BERT),
 }
 """Encoder, decoder and its sizes."""
-BLIP = "blip"
+BLIP, DONUT = "blip", "donut"
+PAGE = (64, 48)
+"""Height and width of what Donut reads."""
+_FIELDS = ("<s_iitcdip>", "<s_ask>", "<s_question>", "</s_question>", "<s_answer>", "</s_answer>")
+_MBART = {
+    **_WRITES,
+    "vocab_size": tiny.WORDS + len(_FIELDS),
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": LENGTH,
+    "scale_embedding": True,
+    "add_final_layer_norm": True,
+}
+_SWIN = {"image_size": PAGE, "patch_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
 
 
 def write_captioner(folder: Path, family: str) -> Path:
@@ -54,9 +69,10 @@ def write_captioner(folder: Path, family: str) -> Path:
         config = transformers.BlipConfig(text_config=texts, vision_config=_SEES)
         model = transformers.BlipForConditionalGeneration(config)
     else:
-        encoder, decoder, sizes = FAMILIES[family]
+        encoder, decoder, sizes = ("DonutSwin", "MBart", _MBART) if family == DONUT else FAMILIES[family]
         config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-            getattr(transformers, f"{encoder}Config")(**_SEES), getattr(transformers, f"{decoder}Config")(**sizes)
+            getattr(transformers, f"{encoder}Config")(**(_SWIN if family == DONUT else _SEES)),
+            getattr(transformers, f"{decoder}Config")(**sizes),
         )
         config.decoder_start_token_id, config.pad_token_id, config.eos_token_id = 1, 0, 2
         model = transformers.VisionEncoderDecoderModel(config=config)
@@ -69,6 +85,13 @@ def write_captioner(folder: Path, family: str) -> Path:
                 parameter.normal_(std=0.3)
     model.save_pretrained(folder)
     tiny.write_tokenizer(folder)
+    if family == DONUT:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer.add_special_tokens({"additional_special_tokens": list(_FIELDS)})
+        tokenizer.save_pretrained(folder)
+        images = transformers.DonutImageProcessorPil(size={"height": PAGE[0], "width": PAGE[1]})
+        images.save_pretrained(folder)
+        return folder
     write_preprocessing(
         folder,
         image_processor_type="ViTImageProcessor",

@@ -61,12 +61,12 @@ def write_towers(folder: Path, family: str) -> Path:
             model.logit_scale.fill_(1.5)
             model.logit_bias.fill_(-2.0)
     model.save_pretrained(folder)
-    _write_tokenizer(folder, family)
+    write_tokenizer(folder, family)
     write_preprocessing(folder, **(_SIGLIP_IMAGES if model_type == "siglip" else _CLIP_IMAGES))
     return folder
 
 
-def _write_tokenizer(folder: Path, family: str) -> None:
+def write_tokenizer(folder: Path, family: str) -> None:
     if family == "siglip":
         tiny_sequences.write_pieces(folder / "spiece.model", seed=3)
         read = transformers.SiglipTokenizer(

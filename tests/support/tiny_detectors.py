@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import tiny_clips
+import tiny_huggingface as tiny
 import torch
 import transformers
 
@@ -133,6 +135,35 @@ def write_detector(folder: Path, family: str, **preprocessing) -> Path:
     model.save_pretrained(folder)
     square = {} if DETECTORS[family].reads_sizes else _SQUARE
     written = {"image_processor_type": processor, **_RESIZED, **square, **preprocessing}
+    (folder / "preprocessor_config.json").write_text(json.dumps(written))
+    return folder
+
+
+_TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
+ZERO_SHOT = ("owlvit",)
+"""Families without labels of their own."""
+LABELS = ("seven", "one two three", "nine eight", "four")
+"""Of tokens of `tiny_huggingface`."""
+
+
+def write_zero_shot_detector(folder: Path, family: str) -> Path:
+    """Writes a detector of the caller's labels, of which boxes like different ones."""
+    end = tiny.WORDS - 1
+    text = {**_TOWER, "vocab_size": tiny.WORDS, "max_position_embeddings": 12, "bos_token_id": 1, "eos_token_id": end}
+    vision = {**_TOWER, "image_size": 64, "patch_size": 16}
+    config = transformers.AutoConfig.for_model(
+        family, text_config={**text, "pad_token_id": 0}, vision_config=vision, projection_dim=32
+    )
+    torch.manual_seed(7)
+    model = transformers.AutoModelForZeroShotObjectDetection.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.6 if "logit_scale" in name or "position" in name else 0.25)
+    model.save_pretrained(folder)
+    tiny_clips.write_tokenizer(folder, "clip")
+    size = {"size": {"height": 64, "width": 64}, "do_center_crop": False, "do_pad": False, "resample": 3}
+    written = {"image_processor_type": "OwlViTImageProcessor", **_RESIZED, **size}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))
     return folder
 

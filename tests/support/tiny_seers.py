@@ -1,6 +1,7 @@
 """Tiny decoders of Hugging Face `transformers` that read images, with random weights, tokenizer and processor."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import tiny_huggingface as tiny
 import torch
 import transformers
 from PIL import Image
+
+from headway_export.huggingface.vision_language import PixtralProcessor
 
 SIDE = 16
 """Height and width of a tile, of four patches."""
@@ -31,6 +34,18 @@ _TEXT = {
     "vocab_size": _WORDS,
     "max_position_embeddings": LENGTH,
 }
+_WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32, "query_pre_attn_scalar": 16}
+_GEMMAS = {
+    "gemma3": {**_WINDOWS, "model_type": "gemma3_text"},
+    "paligemma": {"model_type": "gemma"},
+    "paligemma2": {
+        **_WINDOWS,
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 30.0,
+    },
+}
+"""Text models whose heads of 16 let a layer with a window have a cache of it."""
 _PATCHES = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 8}
 _GRID_TEXT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _CONFIGS = {
@@ -73,6 +88,27 @@ _CONFIGS = {
             }
         },
     ),
+    "pixtral": (
+        "Llava",
+        {
+            "vision_config": {**_EYES, "head_dim": 8, "patch_size": SIDE, "model_type": "pixtral"},
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+        },
+    ),
+    "mistral3": (
+        "Mistral3",
+        {"vision_config": {**_EYES, "head_dim": 8, "model_type": "pixtral"}, "spatial_merge_size": 2},
+    ),
+    "gemma3": ("Gemma3", {"vision_config": {**_EYES, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4}),
+    "paligemma": (
+        "PaliGemma",
+        {"vision_config": {**_EYES, "model_type": "siglip_vision_model", "projection_dim": 32}, "projection_dim": 32},
+    ),
+    "paligemma2": (
+        "PaliGemma",
+        {"vision_config": {**_EYES, "model_type": "siglip_vision_model", "projection_dim": 32}, "projection_dim": 32},
+    ),
     "internvl": (
         "InternVL",
         {
@@ -101,13 +137,16 @@ def write_seer(folder: Path, family: str) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": [*_MARKS, *_GRID]})
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"}
+    names |= {"boi_token": "<img>", "eoi_token": "</img>"}
     tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>", "image_token": "<image>"})
     token = tokenizer.convert_tokens_to_ids("<image>")
-    text = _TEXT
+    text, untied = _TEXT, {"tie_word_embeddings": False} if family in _GEMMAS else {}
     if prefix.startswith("Qwen"):
         text = {name: value for name, value in {**_TEXT, **_GRID_TEXT}.items() if name != "model_type"}
         text |= {"head_dim": 8} if family == "qwen3_vl" else {}
-    config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token)
+    if family in _GEMMAS:
+        text = {**text, "num_key_value_heads": 1, "head_dim": 16, **_GEMMAS[family], "tie_word_embeddings": False}
+    config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token, **untied)
     torch.manual_seed(7)
     model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
     with torch.no_grad():
@@ -131,6 +170,15 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
         images = transformers.Qwen2VLImageProcessorPil(
             size={"shortest_edge": 4 * SIDE**2, "longest_edge": 64 * SIDE**2}, patch_size=SIDE // 2
         )
+    elif family in ("pixtral", "mistral3"):
+        images = transformers.PixtralImageProcessorPil(size={"longest_edge": 8 * SIDE}, patch_size=SIDE // 2)
+        settings = {"patch_size": SIDE if family == "pixtral" else SIDE // 2}
+        settings |= {} if family == "pixtral" else {"spatial_merge_size": 2}
+        settings |= {"image_token": "<image>", "image_break_token": "<img>", "image_end_token": "</img>"}
+    elif family in _GEMMAS:
+        kind = "Gemma3" if family == "gemma3" else "Siglip"
+        images = getattr(transformers, f"{kind}ImageProcessorPil")(size={"height": SIDE, "width": SIDE})
+        images.image_seq_length = settings["image_seq_length"] = 4
     elif family == "internvl":
         images = transformers.GotOcr2ImageProcessorPil(
             size={"height": SIDE, "width": SIDE}, min_patches=1, max_patches=4, crop_to_patches=True
@@ -147,6 +195,10 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
     tokenizer.chat_template = _IN_PARTS if family in ("idefics3", "smolvlm") else _OF_BOTH
     if family.startswith("qwen"):  # which do not tell images apart that stand side by side
         tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img><image></img>")
+    elif family == "gemma3":
+        tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img>")
+    elif family in _GEMMAS:
+        tokenizer.chat_template = None
     tokenizer.save_pretrained(folder)
 
 
@@ -161,6 +213,11 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     kinds = {
         "llava": transformers.LlavaProcessor,
         "internvl": transformers.InternVLProcessor,
+        "pixtral": PixtralProcessor,
+        "mistral3": PixtralProcessor,
+        "gemma3": transformers.Gemma3Processor,
+        "paligemma": transformers.PaliGemmaProcessor,
+        "paligemma2": transformers.PaliGemmaProcessor,
         "qwen2_vl": transformers.Qwen2VLProcessor,
         "qwen2_5_vl": transformers.Qwen2VLProcessor,
         "qwen3_vl": transformers.Qwen2VLProcessor,
@@ -178,11 +235,16 @@ def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_
     processor = open_processor(folder, family)
     parts = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in content]
     asked = [{"role": "user", "content": parts}]
-    text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     pictures = [part for part in content if not isinstance(part, str)]
-    inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
+    if processor.chat_template is None:
+        text = "<image>" * len(pictures) + "".join(part for part in content if isinstance(part, str))
+    else:
+        text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # PaliGemma's copies tensors as NumPy will not have it
+        inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    names = ("input_ids", "pixel_values", "image_grid_thw", "mm_token_type_ids")
+    names = ("input_ids", "pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids", "token_type_ids")
     given = {name: inputs[name] for name in names if name in inputs}
     with torch.inference_mode():
         ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()

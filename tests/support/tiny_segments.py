@@ -10,6 +10,8 @@ from PIL import Image, ImageDraw
 
 from headway_training.data.pictures import Drawings
 
+CODEPOINTS = ("1F431", "1F436", "1F98A")
+"""Of emoji that detectors find."""
 COLOURS = ((200, 30, 30), (30, 200, 30), (30, 30, 200))
 
 
@@ -45,10 +47,12 @@ def write_segment_data(folder: Path) -> Path:
             photographs[f"{number}.jpg"] = Image.fromarray(image)
             photographs |= {f"{number}_{one}.png": Image.fromarray(labels) for one in (1, 2)}
         _write_tar(folder / "bsds500" / f"{part}.tar.gz", photographs)
-    images = {f"F{i}.webp": Image.fromarray(image) for i, image in enumerate(make_drawings()[0].images)}
+    drawings = zip(CODEPOINTS, make_drawings()[0].images, strict=True)
+    images = {f"{code}.webp": Image.fromarray(image) for code, image in drawings}
     for style in ("noto", "openmoji", "fluent"):
         _write_tar(folder / "emoji" / f"{style}_96.tar.gz", images)
-    rows = ["codepoint\tgroup\ten\tde\ten_tags\tde_tags\tconcept", *(f"F{i}\tobjects\tx\t\t\t\tF{i}" for i in range(3))]
+    rows = ["codepoint\tgroup\ten\tde\ten_tags\tde_tags\tconcept"]
+    rows += [f"{code}\tobjects\tx\t\t\t\t{code}" for code in CODEPOINTS]
     (folder / "emoji" / "texts.tsv.gz").write_bytes(gzip.compress("".join(row + "\n" for row in rows).encode()))
     return folder
 

@@ -200,6 +200,14 @@ TASKS: Mapping[str, TinyTask] = MappingProxyType(
             ),
             data_set="segments",
         ),
+        "object detection": TinyTask(
+            recipe="detect",
+            settings=(
+                *_fields("model", {"width": 8, "num_blocks": 1}),
+                *("preprocessing.height=32", "preprocessing.width=32"),
+            ),
+            data_set="segments",
+        ),
         "captioning": TinyTask(
             recipe="caption",
             settings=(

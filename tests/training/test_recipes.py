@@ -31,6 +31,8 @@ STARTS = {
     "cifar10-dino": " --init runs/dino-1/checkpoint --set optimization.epochs=8 --output runs/dino-2",
     "clip": " --init runs/clip-3/checkpoint --set data.held_out_style= --set optimization.epochs=9"
     " --set optimization.evaluations=4 --output runs/clip-4",
+    "detect": " --init runs/detect-1/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=3"
+    " --set optimization.warmup_fraction=0.02 --output runs/detect-2",
     "segment": " --init runs/segment-6/checkpoint --set optimization.epochs=2.6 --set optimization.evaluations=5"
     " --output runs/segment-7",
     "telephone-speech": " --init runs/voices-2/checkpoint --set optimization.epochs=8 --set optimization.evaluations=8"
@@ -92,7 +94,7 @@ def test_a_setting_without_a_value_leaves_out_what_the_file_has():
         ("optimization.learning_rate=fast", "optimization.learning_rate: .* valid number.*'fast'"),
         ("optimization.optimizer=lion", "optimization.optimizer: .*'adamw' or 'muon'.*'lion'"),
         ("model.configuration=vit-b-61", "did you mean 'vit-b-16'?"),
-        ("model.architecture=gtp", "architecture is 'gtp'; it must be one of autoencoder, captioner, clip, codec, enc"),
+        ("model.architecture=gtp", "architecture is 'gtp'; it must be one of autoencoder, captioner, clip, codec, det"),
         ("epochs", "expected section.key=value"),
         ("a.b.c=1", "expected section.key=value"),
         ("task.x=1", "task is not a section"),

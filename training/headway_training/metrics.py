@@ -10,6 +10,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -351,3 +352,66 @@ def span_scores(
         100 * num_right / max(num_expected, 1),
         200 * num_right / max(num_predicted + num_expected, 1),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundObjects:
+    """Objects that a detector has found in an image, K of them."""
+
+    scores: NDArray[np.float32]
+    """(K,)."""
+    labels: NDArray[np.int64]
+    """(K,)."""
+    boxes: NDArray[np.float32]
+    """(K, 4): left, top, right and bottom, in the unit of the true ones."""
+
+
+def box_iou(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Intersection over union of boxes (N, 4) and (M, 4): left, top, right and bottom -> (N, M)."""
+    one, other = np.asarray(first, np.float64)[:, None], np.asarray(second, np.float64)[None]
+    sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
+    inner = np.clip(sides, 0, None).prod(-1)
+    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(-1) for boxes in (one, other)]
+    union: NDArray[np.float64] = inner / np.maximum(areas[0] + areas[1] - inner, np.finfo(np.float64).tiny)
+    return union
+
+
+def mean_average_precision(
+    found: Sequence[FoundObjects],
+    truth: Sequence[tuple[NDArray[np.floating], NDArray[np.integer]]],
+    *,
+    overlap: float = 0.5,
+) -> float:
+    """Mean over labels of the area under precision by recall, of all points (Everingham et al. 2010, section 4.2).
+
+    An object is right if it is the one of the highest score whose intersection over union with a true object of its
+    label is at least `overlap`. Labels without true objects are left out.
+
+    Args:
+        found: Objects of each image.
+        truth: True boxes (N, 4) and labels (N,) of each image.
+        overlap: Least intersection over union.
+    """
+    everything = np.concatenate([labels for _, labels in truth])
+    precisions = []
+    for label in np.unique(everything):
+        hits: list[tuple[float, bool]] = []
+        for objects, (boxes, labels) in zip(found, truth, strict=True):
+            chosen = np.flatnonzero(objects.labels == label)
+            chosen = chosen[np.argsort(-objects.scores[chosen], kind="stable")]
+            of_label = boxes[labels == label]
+            ious = box_iou(objects.boxes[chosen], of_label)  # (K, N)
+            is_free = np.ones(len(of_label), bool)
+            for row, ious_of_row in zip(chosen, ious, strict=True):
+                best = int(ious_of_row.argmax()) if len(of_label) else -1
+                is_hit = best >= 0 and ious_of_row[best] >= overlap and bool(is_free[best])
+                if is_hit:
+                    is_free[best] = False
+                hits.append((float(objects.scores[row]), is_hit))
+        hits.sort(key=lambda one: -one[0])
+        right = np.cumsum([is_hit for _, is_hit in hits])
+        precision = right / np.arange(1, len(hits) + 1)
+        precision = np.maximum.accumulate(precision[::-1])[::-1]  # no higher recall has a higher precision
+        steps = np.diff(right, prepend=0)
+        precisions.append(float((precision * steps).sum() / (everything == label).sum()) if hits else 0.0)
+    return 100 * float(np.mean(precisions))

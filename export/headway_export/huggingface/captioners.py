@@ -1,4 +1,4 @@
-"""Models that write what an image shows: captions, or the text in it (ViT-GPT2, TrOCR, BLIP).
+"""Models that write what an image shows: captions, the text in it, or its content (ViT-GPT2, TrOCR, BLIP, Donut).
 
 An image encoder gives the memory that a decoder of texts attends to, all of it: a class token and what else comes
 before the patches are in it too. The decoder follows `encoder_decoders.py`.
@@ -9,11 +9,14 @@ B images, S tokens of an image, T tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, VisionEncoderDecoderModel
 from transformers.modeling_outputs import BaseModelOutput
@@ -38,6 +41,11 @@ from headway_server.bundles import ImagePreprocessing, SpecialTokens
 
 CAPTIONERS: Final = ("VisionEncoderDecoderModel", "BlipForConditionalGeneration")
 """Architectures that write what an image shows."""
+_TASK: Final = re.compile(r"<s_([^<>/]+)>")
+_FIELD: Final = re.compile(r"</?s_[^<>]+>|<[^<>]+/>")
+"""Tokens of Donut's tasks, fields and values."""
+_PRETRAINED: Final = frozenset(("<s_iitcdip>", "<s_synthdog>"))
+"""Tasks that any model of Donut was trained with first."""
 _USUAL_LENGTH: Final = 256
 """Most tokens of a caption where nobody asks for another length."""
 
@@ -226,7 +234,9 @@ def read_captioner(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     if is_bgr:
         raise SourceError(f"{folder.path}: reads images as BGR, which is not supported for {folder.task}")
     tokenizer = folder.tokenizer()
-    start = _read_start(folder)
+    if _is_donut(folder):
+        tokenizer = _with_written_fields(tokenizer)
+    start = _read_start(folder, tokenizer)
     model = _load(folder)
     length, notes = _length(folder, writer_of(model))
     pixels = torch.from_numpy(
@@ -268,8 +278,50 @@ def _load(folder: ModelFolder) -> nn.Module:
     return model
 
 
-def _read_start(folder: ModelFolder) -> DecoderStart:
-    """Reads what a caption starts from, and ends with."""
+def _is_donut(folder: ModelFolder) -> bool:
+    """Returns True if a decoder's prompt names a task and what is asked, and its text is fields between tokens."""
+    return bool(getattr(getattr(folder.config, "encoder", None), "model_type", None) == "donut-swin")
+
+
+def _with_written_fields(tokenizer: Tokenizer) -> Tokenizer:
+    """Makes special tokens that stand around fields part of the text."""
+    content = json.loads(tokenizer.to_str())
+    for token in content["added_tokens"]:
+        token["special"] = token["special"] and _FIELD.fullmatch(token["content"]) is None
+    return Tokenizer.from_str(json.dumps(content))
+
+
+def _task_of_donut(folder: ModelFolder, tokenizer: Tokenizer) -> int:
+    """Returns the token that names the task of a model of Donut: the only one of its form that nothing closes.
+
+    Raises:
+        SourceError: There are several, or none.
+    """
+    added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
+    named = [
+        name
+        for name in added
+        if (found := _TASK.fullmatch(name)) and f"</s_{found[1]}>" not in added and name not in _PRETRAINED
+    ]
+    if len(named) == 1:
+        return added[named[0]]
+    stated = folder.generation_config().decoder_start_token_id
+    if stated in [added[name] for name in named]:
+        return int(stated)
+    raise SourceError(
+        f"{folder.path}: does not say which task it was trained for: its tokenizer has {', '.join(named) or 'no'} "
+        "tokens of tasks, and decoder_start_token_id is none of them"
+    )
+
+
+def _read_start(folder: ModelFolder, tokenizer: Tokenizer) -> DecoderStart:
+    """Reads what a caption starts from, and ends with.
+
+    Raises:
+        SourceError: It is not said.
+    """
+    if _is_donut(folder):
+        return read_generation_config(folder, start=_task_of_donut(folder, tokenizer))
     if folder.config.model_type != "blip":
         return read_generation_config(folder)
     texts = folder.config.text_config  # BLIP's own loop has them there
@@ -288,7 +340,7 @@ def _length(folder: ModelFolder, writer: nn.Module) -> tuple[int, tuple[str, ...
     asked = folder.options.max_length
     if asked is not None and asked > most:
         raise SourceError(f"{folder.path}: --max-length {asked}: the model writes {most} tokens")
-    length = asked or min(most, _USUAL_LENGTH)
+    length = asked or (most if _is_donut(folder) else min(most, _USUAL_LENGTH))
     if length < most and asked is None:
         return length, (f"captions of at most {length} tokens: the model writes {most}; --max-length N changes it",)
     return length, ()
@@ -303,6 +355,8 @@ def _grid(folder: ModelFolder, preprocessing: ImagePreprocessing, num_tokens: in
     config = folder.config
     vision = getattr(config, "encoder", None) or config.vision_config
     side = getattr(vision, "patch_size", None)
+    if isinstance(side, int) and _is_donut(folder):
+        side *= 2 ** (len(vision.depths) - 1)  # each stage but the last joins four
     if isinstance(side, int) and preprocessing.height % side == 0 and preprocessing.width % side == 0:
         grid = preprocessing.height // side, preprocessing.width // side
         if 0 <= num_tokens - grid[0] * grid[1] < grid[1]:

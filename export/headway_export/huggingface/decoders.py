@@ -258,6 +258,10 @@ class OwnDecoder(OwnText):
 class Sight(Protocol):
     """What lets a decoder read images (`vision_language.py`)."""
 
+    @property
+    def chat_template(self) -> str | None:
+        """How a conversation becomes a prompt, of a folder without a template; None: not at all."""
+
     def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceDecoder:
         """Returns a model as a decoder whose prompts may have images."""
 
@@ -294,6 +298,9 @@ def read_decoder(folder: ModelFolder, sight: Sight | None = None) -> tuple[Expor
     tokenizer = plain_tokenizer(own)
     special_tokens, defaults, more_notes = _generation_settings(folder, tokenizer)
     chat_template, chat_notes = read_chat_template(folder, own, tokenizer, special_tokens)
+    if chat_template is None and sight is not None and sight.chat_template is not None:
+        chat_template = sight.chat_template
+        chat_notes += ("chat template: there is none; one turn of a user is read as the folder's processor writes it",)
     auto_class = _auto_class(folder.config)
     try:
         text_class = transformers.MODEL_MAPPING.get(type(folder.config.get_text_config()), None)

@@ -449,14 +449,21 @@ class DecoderStart:
     """For the user."""
 
 
-def read_generation_config(folder: ModelFolder, *, applied: Collection[str] = ()) -> DecoderStart:
-    """Reads `generation_config.json`, or what the configuration says in its place; `applied` is what the caller reads.
+def read_generation_config(
+    folder: ModelFolder, *, applied: Collection[str] = (), start: int | None = None
+) -> DecoderStart:
+    """Reads `generation_config.json`, or what the configuration says in its place.
+
+    Args:
+        folder: The folder.
+        applied: What the caller reads.
+        start: What the decoder starts from; None: what is said there.
 
     Raises:
         SourceError: It is not said what the decoder starts from.
     """
     settings = folder.generation_config()
-    start = settings.decoder_start_token_id
+    start = settings.decoder_start_token_id if start is None else start
     start = getattr(folder.config, "decoder_start_token_id", None) if start is None else start
     if start is None:
         raise SourceError(f"{folder.path}: does not say what its decoder starts from (decoder_start_token_id)")

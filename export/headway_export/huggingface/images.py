@@ -323,6 +323,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     """
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
+    if getattr(processor, "do_thumbnail", None):
+        return ImagePreprocessing(**_inside(processor), **normalization(processor))
     square = (of_any_size and _bounded_size_of(processor)) or _square_of(processor)
     if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
@@ -377,6 +379,20 @@ def _bounded_size_of(processor: Any) -> dict[str, Any]:
         return {}
     sizes = {"multiple": processor.ensure_multiple_of, "height": int(size.height), "width": int(size.width)}
     return {**sizes, "resize": "nearest_side", "max_pixels": int(_MOST_ELONGATED * size.height * size.width)}
+
+
+def _inside(processor: Any) -> dict[str, Any]:
+    """Returns the size that images are centred in, as Donut's are.
+
+    Raises:
+        ValueError: They are turned, cropped, or not filled up.
+    """
+    size = processor.size
+    if processor.do_align_long_axis:
+        raise ValueError("images that lie on their side are turned (do_align_long_axis)")
+    if not processor.do_pad or processor.do_center_crop or not (size.height and size.width):
+        raise ValueError("images keep their proportions and are not padded, and a graph reads one size")
+    return {"height": int(size.height), "width": int(size.width), "resize": "inside"}
 
 
 def _map_size(processor: Any, *, of_any_size: bool) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
     preprocessing, is_bgr = read_preprocessing(folder)
     if is_bgr:
         raise SourceError(f"{folder.path}: {PREPROCESSOR_FILE} reverses the channels; towers are given RGB")
-    tokenizer, read = _read_tokenizer(folder)
+    tokenizer, read = read_tokenizer(folder)
     model: Any = folder.load(AutoModel)
     reading = _reading_of(folder, model, read)
 
@@ -256,7 +256,7 @@ def _cut(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
 # Tokenizers
 
 
-def _read_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, Any]:
+def read_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, Any]:
     """Returns the tokenizer, and that of `transformers`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decoders whose prompts may have images: LLaVA, Idefics 3, SmolVLM, InternVL.
+"""Decoders whose prompts may have images, such as LLaVA, Idefics 3, InternVL, Qwen-VL, Gemma 3, PaliGemma and Pixtral.
 
 An encoder of images gives vectors in the place of those of tokens, in front of a causal language model. A folder's
 processor is followed here and compared with: the pixels of tiles, and the tokens of conversations with images.
@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.processing_utils import ProcessorMixin
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import asked_logits
@@ -37,7 +38,7 @@ from headway_export.huggingface.images import (
 )
 from headway_export.reference import OwnSight
 from headway_export.source import ExportSource, check_chat_template, find_chat_template
-from headway_server.bundles import ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
+from headway_server.bundles import MOST_TILES, ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
 from headway_server.preprocessing.tiles import TilePreprocessor
@@ -53,6 +54,46 @@ _PIECES: Final = 8
 MOST_PIXELS: Final = 1280 * 28 * 28
 """Pixels of an image of any size at most: 1,280 tokens of Qwen2-VL. More is seldom asked for, and attention to them
 would take gigabytes."""
+
+
+_PALIGEMMA_TEMPLATE: Final = (
+    "{% if messages|length != 1 or messages[0].role != 'user' %}"
+    "{{ raise_exception('this model reads one turn of a user, and no conversation') }}{% endif %}"
+    "{% if messages[0].content is string %}{{ bos_token + messages[0].content }}{% else %}"
+    "{% for part in messages[0].content if part.type == 'image' %}<image>{% endfor %}{{ bos_token }}"
+    "{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}{% endif %}{{ '\\n' }}"
+)
+"""As the processor of PaliGemma writes prompts, which has no template: images, then a text of one line."""
+
+
+class PixtralProcessor(ProcessorMixin):  # type: ignore[misc]  # the library is untyped
+    """What Pixtral and Mistral 3 do with conversations; the library's own needs torchvision."""
+
+    def __init__(
+        self,
+        image_processor: Any = None,
+        tokenizer: Any = None,
+        *,
+        patch_size: int = 16,
+        spatial_merge_size: int = 1,
+        chat_template: str | None = None,
+        image_token: str = "[IMG]",  # noqa: S107 (a word of prompts)
+        image_break_token: str = "[IMG_BREAK]",  # noqa: S107 (a word of prompts)
+        image_end_token: str = "[IMG_END]",  # noqa: S107 (a word of prompts)
+        **_: Any,
+    ) -> None:
+        """Takes an image processor, a tokenizer and what `processor_config.json` says."""
+        super().__init__(image_processor, tokenizer, chat_template=chat_template)
+        self.cell = patch_size * spatial_merge_size
+        """Pixels of a side of what a token stands for."""
+        image_processor.patch_size = {"height": self.cell, "width": self.cell}
+        self.image_token, self.break_token, self.end_token = image_token, image_break_token, image_end_token
+        self.image_token_id = tokenizer.convert_tokens_to_ids(image_token)
+
+    def replace_image_token(self, image_inputs: Mapping[str, Any], image_idx: int, **_: Any) -> str:
+        """Returns the tokens of an image: its rows, a break between them, and an end."""
+        rows, columns = (int(side) // self.cell for side in image_inputs["image_sizes"][image_idx])
+        return self.break_token.join([self.image_token * columns] * rows) + self.end_token
 
 
 # Families
@@ -100,9 +141,7 @@ def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
     states = patches.to(weight.dtype) @ weight.T  # (B, rows, columns, inner, E)
     if kernel.bias is not None:
         states = states + kernel.bias
-    within = torch.arange(merge)
-    down = (torch.arange(rows)[:, None] * merge + within)[:, None, :, None].expand(-1, columns, -1, merge)
-    across = (torch.arange(columns)[:, None] * merge + within)[None, :, None, :].expand(rows, -1, merge, -1)
+    down, across = _of_patches(rows, columns, merge)
     places = torch.stack([down, across], dim=-1).reshape(-1, 2)
     if hasattr(tower, "pos_embed"):
         states = states + _resampled(tower, down, across, (rows * merge, columns * merge))
@@ -127,6 +166,49 @@ def _embed_cells(model: Any, pixel_values: Tensor) -> Tensor:
             stacked.append(further[number](states.reshape(-1, states.shape[-1])))
     merged = tower.merger(states.reshape(-1, states.shape[-1]))
     return torch.cat([merged, *stacked], dim=-1).reshape(batch, rows * columns, -1)
+
+
+def _embed_pixtral(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of Pixtral and Mistral 3, which joins what patches of one cell become; (B, rows columns, D)."""
+    base, config = model.base_model, model.config
+    tower, projector = base.vision_tower, base.multi_modal_projector
+    merge = getattr(config, "spatial_merge_size", 1)
+    batch, channels, rows, side, columns, _ = pixel_values.shape
+    patch, inner = side // merge, merge * merge
+    split = pixel_values.reshape(batch, channels, rows, merge, patch, columns, merge, patch)
+    patches = split.permute(0, 2, 5, 3, 6, 1, 4, 7).reshape(batch, rows, columns, inner, -1)
+    kernel = tower.patch_conv.weight.flatten(1)
+    states = tower.ln_pre(patches.to(kernel.dtype) @ kernel.T)  # (B, rows, columns, inner, E)
+    turns = tower.patch_positional_embedding(states, _places(rows, columns, merge))
+    cos, sin = (table.reshape(rows, columns, inner, 1, -1) for table in turns)
+    layers, last = tower.transformer.layers, config.vision_feature_layer
+    for layer in layers[: last if last >= 0 else len(layers) + 1 + last]:
+        attention, normed = layer.attention, layer.attention_norm(states)
+        parts = (attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed))
+        query, key, value = (part.unflatten(-1, (attention.num_heads, -1)) for part in parts)
+        query, key = (_rotated(one, cos, sin) for one in (query, key))
+        attended = _attend_cells(query, key, value, attention.scaling, 0)
+        states = states + attention.o_proj(attended.flatten(-2))
+        states = states + layer.feed_forward(layer.ffn_norm(states))
+    if hasattr(projector, "patch_merger"):
+        joined = projector.norm(states).transpose(-1, -2).flatten(-2)  # (B, rows, columns, E inner)
+        states = projector.patch_merger.merging_layer(joined)
+    projected = projector.linear_2(projector.act(projector.linear_1(states)))
+    return cast("Tensor", projected).reshape(batch, rows * columns, -1)
+
+
+def _places(rows: int, columns: int, merge: int) -> Tensor:
+    """Returns row and column of each patch of cells of `merge` by `merge`, cell by cell, (N, 2)."""
+    down, across = _of_patches(rows, columns, merge)
+    return torch.stack([down, across], dim=-1).reshape(-1, 2)
+
+
+def _of_patches(rows: int, columns: int, merge: int) -> tuple[Tensor, Tensor]:
+    """Returns the row and the column of each patch, (rows, columns, merge, merge) each."""
+    within = torch.arange(merge)
+    down = (torch.arange(rows)[:, None] * merge + within)[:, None, :, None].expand(-1, columns, -1, merge)
+    across = (torch.arange(columns)[:, None] * merge + within)[None, :, None, :].expand(rows, -1, merge, -1)
+    return down, across
 
 
 def _resampled(tower: Any, down: Tensor, across: Tensor, size: tuple[int, int]) -> Tensor:
@@ -205,6 +287,13 @@ def _read_pixels_in_prompt(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tenso
     return {"pixel_values": tiles[None]}
 
 
+def _read_sized(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """The same of Pixtral: (N, 3, rows, cell, columns, cell) as images, with their heights and widths."""
+    count, channels, rows, side, columns = tiles.shape[:5]
+    size = rows * side, columns * side
+    return {"pixel_values": tiles.reshape(count, channels, *size), "image_sizes": torch.tensor([size] * count)}
+
+
 def _read_patches(tiles: Tensor, input_ids: Tensor, model: Any) -> dict[str, Tensor]:
     """The same of Qwen2-VL: (N, 3, rows, cell, columns, cell) as patches of two equal frames, cell by cell."""
     merge = model.config.vision_config.spatial_merge_size
@@ -223,8 +312,8 @@ def _read_patches(tiles: Tensor, input_ids: Tensor, model: Any) -> dict[str, Ten
 class Seeing:
     """What a family does with images."""
 
-    processor: str
-    """Class of its processor."""
+    processor: str | type[ProcessorMixin]
+    """Class of its processor, or the name that the library has for it."""
     tower: str
     """Name of its image encoder in the model without its head."""
     embed: Callable[[Any, Tensor], Tensor] = _embed_by_features
@@ -233,6 +322,10 @@ class Seeing:
     """Returns what the whole model reads of tiles, beside the tokens of a prompt."""
     has_grid_positions: bool = False
     """True if tokens of images have rows and columns as positions."""
+    attention: Literal["causal", "image", "prompt"] = "causal"
+    """Which tokens attend to later ones (`ImagePrompt.attention`)."""
+    chat_template: str | None = None
+    """How a conversation becomes a prompt, of a family that has prompts and no chat template."""
     words: Callable[[Any], Mapping[str, Any]]
     """Returns the fields of `ImagePrompt` that its processor says."""
     tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
@@ -264,6 +357,27 @@ def _words_of_internvl(processor: Any) -> dict[str, Any]:
         "before": processor.start_image_token,
         "after": processor.end_image_token,
     }
+
+
+def _words_of_gemma(processor: Any) -> dict[str, Any]:
+    token = processor.tokenizer.image_token
+    before, after = processor.full_image_sequence.split(token * processor.image_seq_length)
+    return {"marker": processor.boi_token, "embedding": token, "before": before, "after": after}
+
+
+def _words_of_pixtral(processor: Any) -> dict[str, Any]:
+    token = processor.image_token
+    return {"marker": token, "embedding": token, "row_end": processor.break_token, "after": processor.end_token}
+
+
+def _cells_of_pixtral(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    if not processor.do_resize or not processor.size.longest_edge:
+        raise ValueError("images are not resized to a longer side, as its kin do")
+    multiple = int(processor.patch_size["height"])
+    longest = min(int(processor.size.longest_edge), int(MOST_PIXELS**0.5) // multiple * multiple)
+    side = -(-longest // multiple) * multiple
+    sizes = {"height": side, "width": side, "resize_size": longest, "multiple": multiple}
+    return ImagePreprocessing(resize="cells", **sizes, **normalization(processor)), None
 
 
 def _tiles_of_idefics(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
@@ -324,6 +438,14 @@ _QWEN: Final = Seeing(
     words=_words_of_llava,
     tiles=_cells_of_qwen,
 )
+_PIXTRAL: Final = Seeing(
+    processor=PixtralProcessor,
+    tower="vision_tower",
+    embed=_embed_pixtral,
+    read=_read_sized,
+    words=_words_of_pixtral,
+    tiles=_cells_of_pixtral,
+)
 FAMILIES: Final[Mapping[str, Seeing]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "VipLlavaForConditionalGeneration": _LLAVA,
@@ -333,6 +455,17 @@ FAMILIES: Final[Mapping[str, Seeing]] = {
     "Qwen2_5_VLForConditionalGeneration": _QWEN,
     "Qwen3VLForConditionalGeneration": _QWEN,
     "Qwen3VLMoeForConditionalGeneration": _QWEN,
+    "Mistral3ForConditionalGeneration": _PIXTRAL,
+    "Gemma3ForConditionalGeneration": Seeing(
+        processor="Gemma3Processor", tower="vision_tower", attention="image", words=_words_of_gemma
+    ),
+    "PaliGemmaForConditionalGeneration": Seeing(
+        processor="PaliGemmaProcessor",
+        tower="vision_tower",
+        attention="prompt",
+        chat_template=_PALIGEMMA_TEMPLATE,
+        words=_words_of_llava,
+    ),
     "InternVLForConditionalGeneration": Seeing(
         processor="InternVLProcessor", tower="vision_tower", words=_words_of_internvl, tiles=_tiles_of_internvl
     ),
@@ -404,12 +537,25 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
         parts = [part if isinstance(part, Tensor) else torch.cat(list(part)) for part in found]
         return torch.cat([part.reshape(len(pixel_values), -1, part.shape[-1]) for part in parts], dim=-1)
 
-    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
+    def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor, num_given: int) -> Tensor:
         """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
         with asked_logits(self.model, positions):
-            given = self._family.read(images, input_ids, self.model)
+            given = dict(self._family.read(images, input_ids, self.model))
+            given |= _token_types(self._family, input_ids, self.model, num_given)
             output = self.model(input_ids=input_ids, **given, use_cache=False, return_dict=True)
             return cast("Tensor", output.logits)
+
+
+def _token_types(family: Seeing, input_ids: Tensor, model: nn.Module, num_given: int) -> dict[str, Tensor]:
+    """Returns what tells a whole model which tokens, (1, T), attend to later ones; nothing if none does.
+
+    It is 1 at images (Gemma 3), or 0 in the prompt and 1 behind it (PaliGemma).
+    """
+    if family.attention == "causal":
+        return {}
+    is_image = input_ids == cast("Any", model).config.image_token_id
+    is_answer = torch.arange(input_ids.shape[1])[None] >= num_given
+    return {"token_type_ids": (is_image if family.attention == "image" else is_answer).long()}
 
 
 def _fix_tower(model: nn.Module, family: Seeing, side: tuple[int, int]) -> None:
@@ -453,6 +599,8 @@ def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
     """
     architectures = folder.config.architectures or ()
     family = FAMILIES.get(architectures[0]) if architectures else None
+    if family is _LLAVA and folder.config.vision_config.model_type == "pixtral":
+        family = _PIXTRAL
     if family is None:
         return read_decoder(folder)
     try:
@@ -464,7 +612,7 @@ def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
 
 def _open_processor(folder: ModelFolder, family: Seeing) -> Any:
     """Opens a folder's processor without what reads videos, which needs torchvision."""
-    kind = getattr(transformers, family.processor)
+    kind = getattr(transformers, family.processor) if isinstance(family.processor, str) else family.processor
     loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     file = folder.path / PROCESSOR_FILE
     stated = json.loads(file.read_bytes()) if file.exists() else {}
@@ -508,9 +656,14 @@ class _Sight:
         preprocessing, self._tiles = read(self._processor.image_processor)
         return preprocessing
 
+    @property
+    def chat_template(self) -> str | None:
+        """See `Sight`."""
+        return self._family.chat_template
+
     def adapt(self, model: nn.Module, *, max_length: int) -> HuggingFaceSeeingDecoder:
         """See `Sight`."""
-        cell = self._preprocessing.multiple if self._preprocessing.resize == "pixels" else None
+        cell = self._preprocessing.multiple if self._preprocessing.has_cells else None
         return HuggingFaceSeeingDecoder(model, max_length=max_length, family=self._family, cell=cell)
 
     def own(self, model: nn.Module) -> OwnSeeingDecoder:
@@ -540,8 +693,8 @@ class _Sight:
             raise _SightError(f"the tokenizer has no {words['embedding']}")
         sizes = self._preprocessing
         _fix_tower(model, self._family, (sizes.height, sizes.width))
-        count, least = None, demanded(sizes.min_pixels) // sizes.multiple**2 if sizes.resize == "pixels" else 0
-        if sizes.resize != "pixels":
+        count, least = None, sizes.least_cells if sizes.has_cells else 0
+        if not sizes.has_cells:
             with torch.inference_mode():
                 count = self._family.embed(model, torch.zeros(1, 3, sizes.height, sizes.width)).shape[1]
             least = count
@@ -552,23 +705,24 @@ class _Sight:
             tokens_per_tile=count,
             tiles=self._tiles,
             positions="grid" if self._family.has_grid_positions else "sequence",
+            attention=self._family.attention,
             **words,
         )
         try:
             preprocessor = TilePreprocessor(self._preprocessing, LIMITS, prompt.tiles)
         except BundleError as error:
             raise _SightError(first_line(error)) from error
+        if (most := preprocessor.most_tiles) > MOST_TILES + 1:
+            raise _SightError(f"one has up to {most} tiles, and {MOST_TILES + 1} is the most that is read")
         chat = check_chat_template(chat_template, tokenizer, special_tokens)
         generator = np.random.default_rng(0)
         for width, height in _SAMPLE_SIZES:
             coarse = generator.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3)).astype(np.uint8)
             picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
             self._check_image(prompt, chat, preprocessor, picture, model)
-        most = preprocessor.most_tiles
         note = f"images: {count} tokens each" if most == 1 else f"images: {count} tokens a tile, up to {most} tiles"
         if count is None:
-            most = demanded(sizes.max_pixels) // sizes.multiple**2
-            note = f"images: up to {most:,} tokens each, one for {sizes.multiple} x {sizes.multiple} pixels"
+            note = f"images: up to {sizes.most_cells:,} tokens each, one for {sizes.multiple} x {sizes.multiple} pixels"
         return {"image_preprocessing": self._preprocessing, "image_prompt": prompt}, (note,)
 
     def _check_image(
@@ -589,9 +743,12 @@ class _Sight:
         where = f"of {picture.width} x {picture.height}"
         try:
             with quiet():
-                text = self._processor.apply_chat_template(
-                    [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-                )
+                if self._processor.chat_template is None:
+                    text = prompt.marker + _QUESTION
+                else:
+                    text = self._processor.apply_chat_template(
+                        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+                    )
                 expected = self._processor(text=text, images=[picture], add_special_tokens=False, return_tensors="np")
         except Exception as error:  # whatever the library raises
             raise _SightError(f"their processor fails ({first_line(error)})") from error

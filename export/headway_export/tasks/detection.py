@@ -1,30 +1,46 @@
-"""Objects in images.
+"""Objects in images: of labels of the model's own, or of texts of the caller.
 
-Q boxes of an image.
+Q boxes of an image, C labels, D width of a label's embedding, P true objects of images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
+from torch import nn
 
 from headway_export.agreement import Rows
-from headway_export.candidate import Candidate, pixel_values_of, run_batch
+from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
+from headway_export.graphs import StatelessGraph
 from headway_export.inputs import NUM_MASKED, Draw, Inputs
-from headway_export.parity import BATCH_SIZES, SEED, Comparison
+from headway_export.parity import BATCH_SIZES, SEED, Comparison, batches, sample_tokens
+from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
-from headway_export.source import ExportSource
+from headway_export.source import EvaluationData, ExportSource, TrueObjects
 from headway_export.tasks.images import ImageTask
-from headway_export.tasks.task import NOT_LOOKED_AT
-from headway_server.bundles import ImagePreprocessing, Manifest, demanded
-from headway_server.tasks.detection.objects import BOXES
-from headway_server.tasks.outputs import LOGITS
+from headway_export.tasks.task import NOT_LOOKED_AT, Metric
+from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
+from headway_server.batching import Tensors
+from headway_server.bundles import Detection, ImagePreprocessing, Limits, Manifest, demanded
+from headway_server.tasks.detection.model import MAX_LABELS
+from headway_server.tasks.detection.objects import BOXES, LABEL_QUERIES, LOGIT_OFFSETS, Objects
+from headway_server.tasks.outputs import EMBEDDING, LOGITS
+from headway_server.tasks.text.model import text_graph, text_tensors
+from headway_training.checkpoint import Checkpoint
+from headway_training.metrics import FoundObjects, mean_average_precision
+from headway_training.tasks.detection import MOST_OBJECTS, OVERLAP
 
+JUDGED_LABELS: Final = ("a person", "a cat", "a red car", "a tree", "a house", "a cup", "a book", "a photo of a dog")
+"""Labels that variants of a model without labels of its own are judged by."""
+_OWN_THRESHOLD: Final = 0.35
+"""Of the kit's detectors: where precision and recall of the recipe `detect` are equal, 82 and 83 %."""
+_NUM_HARDEST: Final = 5
 _SHARES: Final = (0.5, 0.3)
 """Sides of compared images after the first where a model reads many sizes, as shares of the largest."""
 
@@ -32,13 +48,46 @@ _SHARES: Final = (0.5, 0.3)
 class ObjectDetection(ImageTask):
     """Boxes and their labels."""
 
+    metrics = (Metric(name="mean_average_precision", allowed_loss=0.5),)
     own_kind = "objects"
     num_items = NUM_MASKED
-    is_read = False
+    is_of_the_kit = True
+    is_evaluated_served = False
     names_columns = False
     takes_fixed_scales = False
     shows_no_attention = NOT_LOOKED_AT
     attends_by_operator = False
+
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of labels, where they are texts of the caller."""
+        return Limits(max_input_tokens=getattr(module, "max_length", None))
+
+    def parts_of_checkpoint(self, path: Path, module: nn.Module, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Reads evaluation data, and says how the kit's detectors are read."""
+        detection = Detection(
+            scores="sigmoid",
+            num_queries=cast("Any", module).configuration.num_cells,
+            max_objects=MOST_OBJECTS,
+            threshold=_OWN_THRESHOLD,
+            nms_threshold=OVERLAP,
+        )
+        return super().parts_of_checkpoint(path, module, checkpoint) | {"detection": detection}
+
+    def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
+        """Reads images and the objects in them."""
+        with np.load(file) as arrays:
+            objects = TrueObjects(**{name: arrays[name] for name in ("image_index", "boxes", "labels")})
+            return {"images": arrays["images"], "objects": objects}
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces images to boxes, and labels to embeddings where they are texts of the caller."""
+        encoder = _encoder_of(asked.module)
+        traced = super().trace(asked)
+        if encoder is None:
+            return traced
+        inputs = [make_spec(name, "int64", "batch", "length") for name in ("input_ids", "attention_mask")]
+        graph = trace_graph("text_encoder", asked.module, StatelessGraph(encoder), inputs)
+        return TracedModel(graphs=(*traced.graphs, graph))
 
     def described(self, source: ExportSource) -> dict[str, Any]:
         """Says how outputs become objects."""
@@ -56,8 +105,16 @@ class ObjectDetection(ImageTask):
         ]
 
     def more_limits(self, manifest: Manifest) -> list[str]:
-        """Says how many objects are found."""
-        return [f"At most {demanded(manifest.detection).max_objects} objects are found in an image."]
+        """Says how many objects are found, and of which labels."""
+        detection = demanded(manifest.detection)
+        limits = [f"At most {detection.max_objects} objects are found in an image."]
+        if detection.labels != "fixed":
+            length = demanded(manifest.limits.max_input_tokens)
+            limits.append(
+                f"It has no labels of its own: a call gives 1 to {MAX_LABELS} texts of what to look for, each of at "
+                f"most {length} tokens."
+            )
+        return limits
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Compares boxes and logits of batches of images of several sizes, whatever the order of the boxes."""
@@ -70,8 +127,15 @@ class ObjectDetection(ImageTask):
             for item, found in zip(items, run_batch(graph, items), strict=True):
                 answer = partial(reference.outputs, item["pixel_values"])
                 where = f"batch {batch_size} of {width} x {height}"
-                comparison.add_outputs(_in_order_of(answer(), found), where, answer)
+                ordered = _in_order_of(answer(), found) if LOGITS in found else found
+                comparison.add_outputs(ordered, where, answer)
             comparison.num_shapes += 1
+        if (encoder := _encoder_of(reference.module)) is not None:
+            _compare_labels(candidate, reference, StatelessGraph(encoder), comparison)
+
+    def output_of(self, source: ExportSource) -> str:
+        """Returns the output that scores are made of."""
+        return LOGITS if demanded(source.detection).labels == "fixed" else LABEL_QUERIES
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
         """Returns images that are given or drawn; no scales are taken from them."""
@@ -80,11 +144,81 @@ class ObjectDetection(ImageTask):
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields what the model gives for each image, logits and boxes in one row."""
-        graph = candidate.open_stateless()
+        graph, source = candidate.open_stateless(), candidate.source
+        labels = None
+        if source.tokenizer is not None:
+            texts = [text_tensors(ids) for ids in source.encode(JUDGED_LABELS)]
+            labels = np.stack([row[EMBEDDING] for row in run_batch(open_encoder(candidate), texts)])  # (C, D)
         for number, item in enumerate(inputs.items):
             [found] = run_batch(graph, [item])
-            row = np.concatenate([found[LOGITS].ravel(), found[BOXES].ravel()]).astype(np.float32)
+            row = np.concatenate([_logits_of(found, labels).ravel(), found[BOXES].ravel()]).astype(np.float32)
             yield Rows(row[np.newaxis], np.zeros(1, np.int64), number)
+
+    def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
+        """Mean average precision in percent, at an intersection over union of one half, of objects of any score."""
+        graph, source = candidate.open_stateless(), candidate.source
+        scheme, truth = source.detection, data.objects
+        assert scheme is not None, "a detector has it"
+        assert truth is not None, "the source has read them"
+        found: list[FoundObjects] = []
+        for start in range(0, len(data), NUM_ROWS):
+            pixels = pixel_values_of(source, data.images[start : start + NUM_ROWS])
+            for row in run_batch(graph, [{"pixel_values": one} for one in pixels]):
+                objects = Objects.of(
+                    row[LOGITS], row[BOXES], scheme, threshold=0.0, size=(1, 1), nms_threshold=scheme.nms_threshold
+                )
+                found.append(FoundObjects(scores=objects.scores, labels=objects.labels, boxes=objects.boxes))
+        of_images = [truth.image_index == image for image in range(len(data))]
+        right = [(truth.boxes[rows], truth.labels[rows]) for rows in of_images]
+        by_label = {
+            name: mean_average_precision(
+                found, [(boxes[labels == one], labels[labels == one]) for boxes, labels in right]
+            )
+            for one, name in enumerate(source.labels)
+            if (truth.labels == one).any()
+        }
+        hardest = sorted(by_label, key=by_label.__getitem__)[:_NUM_HARDEST]
+        return Quality(
+            figure=figure_of(data, mean_average_precision(found, right)),
+            weak_points=(
+                "Lowest average precision: " + ", ".join(f"{name} {by_label[name]:.1f}" for name in hardest) + ".",
+            ),
+        )
+
+
+def _encoder_of(module: nn.Module) -> nn.Module | None:
+    """Returns the part of a detector that embeds labels; None of one with labels of its own."""
+    encoder: nn.Module | None = getattr(module, "text_encoder", None)
+    return encoder
+
+
+def open_encoder(candidate: Candidate) -> Any:
+    """Opens the graph that embeds labels."""
+    session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["text_encoder"])
+    return text_graph(session, candidate.source.special_tokens)
+
+
+def _compare_labels(candidate: Candidate, reference: Reference, exact: nn.Module, comparison: Comparison) -> None:
+    """Compares batches of labels, long and short together."""
+    source, graph = candidate.source, open_encoder(candidate)
+    limit = demanded(source.limits.max_input_tokens)
+    assert source.tokenizer is not None, "labels have their tokenizer"
+    texts = sample_tokens(source, source.tokenizer.get_vocab_size(), limit, frame=True)
+    for lengths in batches(limit):
+        items = [text_tensors(texts[row % len(texts)][:length]) for row, length in enumerate(lengths)]
+        for item, found in zip(items, run_batch(graph, items), strict=True):
+            answer = partial(reference.row_outputs, "text_encoder", exact, item)
+            comparison.add_outputs(found, f"batch {len(items)} of labels", answer)
+        comparison.num_shapes += 1
+
+
+def _logits_of(found: Tensors, labels: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Returns the logits of an image's boxes, (Q, C), of the model's labels or of embedded ones, (C, D)."""
+    if labels is None:
+        logits: NDArray[np.float32] = found[LOGITS]
+        return logits
+    products: NDArray[np.float32] = found[LABEL_QUERIES] @ labels.T + found[LOGIT_OFFSETS][:, np.newaxis]
+    return products
 
 
 def _sizes(image: ImagePreprocessing) -> list[tuple[int, int]]:

@@ -277,7 +277,7 @@ def _compare_images(
         ids = np.concatenate([texts[0][:5], *[image, texts[1][:7]] * count])
         if len(ids) + parity.DECODED_TOKENS > limit:
             continue
-        shown = tiles[:count]
+        shown, num_given = tiles[:count], len(ids)
         [embedded] = candidate.embed_tiles([shown])
         runner = candidate.open_decoder(1, max_length=len(ids) + parity.DECODED_TOKENS, session=session)
         asked = np.arange(len(ids) - 12, len(ids))
@@ -289,7 +289,7 @@ def _compare_images(
         found_logits = np.concatenate(steps)
         asked = np.arange(len(ids) - len(found_logits), len(ids))
         where = f"prompt of {len(ids)} tokens with {count} images"
-        again = partial(reference.image_logits, shown, ids, asked)
+        again = partial(reference.image_logits, shown, ids, asked, num_given)
         expected = again()
         comparison.add("logits", found_logits, expected, where, again)
         comparison.add_greedy(found_logits.argmax(axis=-1), expected, where, again)
@@ -419,7 +419,7 @@ def _after_images(draw: Draw, texts: Sequence[DecoderText], count: int) -> list[
 def _tile_size(source: ExportSource) -> tuple[int, int]:
     """Returns height and width of a tile, or of a small image of a model of any size."""
     sizes = demanded(source.image_preprocessing)
-    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.resize == "pixels" else (sizes.height, sizes.width)
+    return (5 * sizes.multiple, 7 * sizes.multiple) if sizes.has_cells else (sizes.height, sizes.width)
 
 
 def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[np.float32]:
@@ -432,7 +432,7 @@ def _sample_tiles(source: ExportSource, *, is_upright: bool = False) -> NDArray[
 def _as_tiles(source: ExportSource, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
     """(N, 3, height, width) -> the same, or (N, 3, rows, cell, columns, cell) of a model of any size."""
     sizes = demanded(source.image_preprocessing)
-    if sizes.resize != "pixels":
+    if not sizes.has_cells:
         return pixels
     count, channels, height, width = pixels.shape
     side = sizes.multiple

@@ -260,8 +260,15 @@ class ExportTask(ABC):
     def image_limits(self, manifest: Manifest) -> list[str]:
         """Says what becomes of images, a sentence each; for a model that has their preprocessing."""
         image = demanded(manifest.image_preprocessing)
+        if image.has_cells:
+            side = image.multiple
+            return [
+                f"An image keeps its proportions, and becomes at most {image.most_cells:,} squares of {side} x {side}."
+            ]
         if image.resize == "longer_side":
             return [f"Every image is resized to a longer side of {image.width} pixels and padded to a square."]
+        if image.resize == "inside":
+            return [f"Every image is resized to fit into {image.height} x {image.width} pixels, and centred on black."]
         return [f"Every image is resized to {image.height} x {image.width} pixels."]
 
     def more_sections(self, manifest: Manifest) -> list[str]:

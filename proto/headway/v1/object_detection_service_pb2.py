@@ -26,7 +26,7 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headway/v1/object_detection_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\x8a\x02\n\x14\x44\x65tectObjectsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x37\n\tthreshold\x18\x05 \x01(\x02\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\xe0?H\x00\x88\x01\x01\x12\x39\n\x10max_object_count\x18\x06 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00@\x8f@9\x00\x00\x00\x00\x00\x00\x00\x00\x12\x17\n\x06labels\x18\x07 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x42\x0c\n\n_threshold\"a\n\x0e\x44\x65tectedObject\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0blabel_index\x18\x02 \x01(\x05\x12\r\n\x05score\x18\x03 \x01(\x02\x12\x1c\n\x03\x62ox\x18\x04 \x01(\x0b\x32\x0f.headway.v1.Box\"]\n\x0fObjectDetection\x12+\n\x07objects\x18\x01 \x03(\x0b\x32\x1a.headway.v1.DetectedObject\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x96\x01\n\x15\x44\x65tectObjectsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.headway.v1.ObjectDetection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2n\n\x16ObjectDetectionService\x12T\n\rDetectObjects\x12 .headway.v1.DetectObjectsRequest\x1a!.headway.v1.DetectObjectsResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)headway/v1/object_detection_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xc7\x02\n\x14\x44\x65tectObjectsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12.\n\tthreshold\x18\x05 \x01(\x02\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x00\x88\x01\x01\x12\x39\n\x10max_object_count\x18\x06 \x01(\x05\x42\x1f\xaa\xd4\x18\x1b\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00@\x8f@9\x00\x00\x00\x00\x00\x00\x00\x00\x12\x17\n\x06labels\x18\x07 \x03(\tB\x07\xaa\xd4\x18\x03 \x80\x02\x12\x32\n\rnms_threshold\x18\x08 \x01(\x02\x42\x16\xaa\xd4\x18\x12\t\x00\x00\x00\x00\x00\x00\x00\x00\x19\x00\x00\x00\x00\x00\x00\xf0?H\x01\x88\x01\x01\x42\x0c\n\n_thresholdB\x10\n\x0e_nms_threshold\"a\n\x0e\x44\x65tectedObject\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0blabel_index\x18\x02 \x01(\x05\x12\r\n\x05score\x18\x03 \x01(\x02\x12\x1c\n\x03\x62ox\x18\x04 \x01(\x0b\x32\x0f.headway.v1.Box\"]\n\x0fObjectDetection\x12+\n\x07objects\x18\x01 \x03(\x0b\x32\x1a.headway.v1.DetectedObject\x12\r\n\x05width\x18\x02 \x01(\x05\x12\x0e\n\x06height\x18\x03 \x01(\x05\"\x96\x01\n\x15\x44\x65tectObjectsResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.headway.v1.ObjectDetection\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2n\n\x16ObjectDetectionService\x12T\n\rDetectObjects\x12 .headway.v1.DetectObjectsRequest\x1a!.headway.v1.DetectObjectsResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['image_ids']._loaded_options = None
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\002 @'
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['threshold']._loaded_options = None
-  _globals['_DETECTOBJECTSREQUEST'].fields_by_name['threshold']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?9\000\000\000\000\000\000\340?'
+  _globals['_DETECTOBJECTSREQUEST'].fields_by_name['threshold']._serialized_options = b'\252\324\030\022\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?'
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['max_object_count']._loaded_options = None
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['max_object_count']._serialized_options = b'\252\324\030\033\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000@\217@9\000\000\000\000\000\000\000\000'
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['labels']._loaded_options = None
   _globals['_DETECTOBJECTSREQUEST'].fields_by_name['labels']._serialized_options = b'\252\324\030\003 \200\002'
+  _globals['_DETECTOBJECTSREQUEST'].fields_by_name['nms_threshold']._loaded_options = None
+  _globals['_DETECTOBJECTSREQUEST'].fields_by_name['nms_threshold']._serialized_options = b'\252\324\030\022\t\000\000\000\000\000\000\000\000\031\000\000\000\000\000\000\360?'
   _globals['_DETECTOBJECTSREQUEST']._serialized_start=107
-  _globals['_DETECTOBJECTSREQUEST']._serialized_end=373
-  _globals['_DETECTEDOBJECT']._serialized_start=375
-  _globals['_DETECTEDOBJECT']._serialized_end=472
-  _globals['_OBJECTDETECTION']._serialized_start=474
-  _globals['_OBJECTDETECTION']._serialized_end=567
-  _globals['_DETECTOBJECTSRESPONSE']._serialized_start=570
-  _globals['_DETECTOBJECTSRESPONSE']._serialized_end=720
-  _globals['_OBJECTDETECTIONSERVICE']._serialized_start=722
-  _globals['_OBJECTDETECTIONSERVICE']._serialized_end=832
+  _globals['_DETECTOBJECTSREQUEST']._serialized_end=434
+  _globals['_DETECTEDOBJECT']._serialized_start=436
+  _globals['_DETECTEDOBJECT']._serialized_end=533
+  _globals['_OBJECTDETECTION']._serialized_start=535
+  _globals['_OBJECTDETECTION']._serialized_end=628
+  _globals['_DETECTOBJECTSRESPONSE']._serialized_start=631
+  _globals['_DETECTOBJECTSRESPONSE']._serialized_end=781
+  _globals['_OBJECTDETECTIONSERVICE']._serialized_start=783
+  _globals['_OBJECTDETECTIONSERVICE']._serialized_end=893
 # @@protoc_insertion_point(module_scope)

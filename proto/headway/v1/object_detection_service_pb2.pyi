@@ -32,14 +32,21 @@ class DetectObjectsRequest(_message.Message):
     THRESHOLD_FIELD_NUMBER: _builtins.int
     MAX_OBJECT_COUNT_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    NMS_THRESHOLD_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     threshold: _builtins.float
-    """Objects with a score of at most this are left out. Range 0 to 1. Default 0.5."""
+    """Objects with a score of at most this are left out. Range 0 to 1. Default: the model's; most have 0.5, models
+    without labels of their own less.
+    """
     max_object_count: _builtins.int
     """Most objects to return for each image, the best first. Range 0 to 1000; 0: all that the model gives. Default 0."""
+    nms_threshold: _builtins.float
+    """Intersection over union of two boxes of a label above which the object with the lower score is left out
+    (non-maximum suppression). Range 0 to 1. Default: the model's; most leave out none.
+    """
     @_builtins.property
     def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Encoded images, as in ClassifyImageRequest. 1 to 64."""
@@ -50,7 +57,9 @@ class DetectObjectsRequest(_message.Message):
 
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Labels of the model; objects with other labels are left out. At most 256. Default: all labels."""
+        """Labels of the model; objects with other labels are left out. Default: all labels. A model without labels of its own
+        requires them: texts of what to look for, each once. At most 256.
+        """
 
     def __init__(
         self,
@@ -62,13 +71,19 @@ class DetectObjectsRequest(_message.Message):
         threshold: _builtins.float | None = ...,
         max_object_count: _builtins.int = ...,
         labels: _abc.Iterable[_builtins.str] | None = ...,
+        nms_threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "threshold", b"threshold"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_nms_threshold", b"_nms_threshold", "_threshold", b"_threshold", "nms_threshold", b"nms_threshold", "threshold", b"threshold"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "image_ids", b"image_ids", "images", b"images", "labels", b"labels", "max_object_count", b"max_object_count", "model", b"model", "model_version", b"model_version", "threshold", b"threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_nms_threshold", b"_nms_threshold", "_threshold", b"_threshold", "image_ids", b"image_ids", "images", b"images", "labels", b"labels", "max_object_count", b"max_object_count", "model", b"model", "model_version", b"model_version", "nms_threshold", b"nms_threshold", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__nms_threshold: _TypeAlias = _typing.Literal["nms_threshold"]  # noqa: Y015
+    _WhichOneofArgType__nms_threshold: _TypeAlias = _typing.Literal["_nms_threshold", b"_nms_threshold"]  # noqa: Y015
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__nms_threshold) -> _WhichOneofReturnType__nms_threshold | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__threshold) -> _WhichOneofReturnType__threshold | None: ...
 
 Global___DetectObjectsRequest: _TypeAlias = DetectObjectsRequest  # noqa: Y015
@@ -86,7 +101,7 @@ class DetectedObject(_message.Message):
     label: _builtins.str
     """Its label."""
     label_index: _builtins.int
-    """Number of the label among the model's labels, from 0."""
+    """Number of the label among the model's labels, or those of the request, from 0."""
     score: _builtins.float
     """Probability of the label. Range 0 to 1."""
     @_builtins.property

@@ -3,6 +3,7 @@
 from headway_server.bundles.listing import Fingerprint, ListedBundle, fingerprint_of, list_store
 from headway_server.bundles.manifest import (
     ALIGNMENT,
+    ATTENDS_AHEAD,
     ATTENTION_KINDS,
     BATCH_AXIS,
     BBOX,
@@ -16,6 +17,7 @@ from headway_server.bundles.manifest import (
     MANIFEST_FILE,
     MEDIA_EMBEDDINGS,
     MEDIA_POSITIONS,
+    MOST_TILES,
     POSITION_OFFSETS,
     SCHEMA_VERSION,
     SEGMENTATION_TENSORS,
@@ -88,6 +90,7 @@ from headway_server.bundles.writer import (
 
 __all__ = [
     "ALIGNMENT",
+    "ATTENDS_AHEAD",
     "ATTENTION_KINDS",
     "BATCH_AXIS",
     "BBOX",
@@ -101,6 +104,7 @@ __all__ = [
     "MANIFEST_FILE",
     "MEDIA_EMBEDDINGS",
     "MEDIA_POSITIONS",
+    "MOST_TILES",
     "NAME",
     "POSITION_OFFSETS",
     "ROUTES_FILE",

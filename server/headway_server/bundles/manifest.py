@@ -62,6 +62,9 @@ MEDIA_POSITIONS = "media_positions"
 POSITION_OFFSETS = "position_offsets"
 """Input of a decoder whose images have positions of a grid: (slots, length, 3) int64, added to `position_ids` for the
 place of a token, its row and its column."""
+ATTENDS_AHEAD = "attends_ahead"
+"""Input of a decoder with prompts whose tokens may attend to later ones: true if all tokens of a step attend to each
+other, (1) bool."""
 IMAGE_EMBEDDINGS = "embeddings"
 """Output of a graph `image_encoder`: (batch, tokens, width) float32."""
 SEGMENTATION_TENSORS = (("points", "point_labels", "earlier_mask", "has_earlier_mask"), ("masks", "predicted_iou"))
@@ -99,7 +102,7 @@ Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Size = Annotated[int, Field(ge=1, le=2**24)]
 """A number of tokens, pixels or elements; far beyond any model's, and far below an overflow."""
 Index = Annotated[int, Field(ge=0, lt=2**31)]
-_MOST_TILES: Final = 64
+MOST_TILES: Final = 64
 """The most tiles of an image."""
 Thousandth = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(gt=0)]
@@ -456,17 +459,21 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "longer_side", "fit", "pixels", "nearest_side", "multiple"]
+    resize: Literal[
+        "stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells", "nearest_side", "multiple"
+    ]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
-    below is 0 in `pixel_values`. `fit`: to a shorter side of `resize_size`, or of less where the longer one would
-    exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have the axes `height`
-    and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as
-    far as that allows; `height` and `width` are the sides of the largest square. `nearest_side`: to `height` or to
-    `width`, whichever changes the scale less, keeping proportions, and then to the nearest multiples of `multiple`.
-    `multiple`: each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are
-    refused."""
+    below is 0 in `pixel_values`. `inside`: to a shorter side of the lesser of height and width, then to what fits into
+    both, keeping proportions; it is centred on black. `fit`: to a shorter side of `resize_size`, or of less where the
+    longer one would exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have
+    the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
+    keeping proportions as far as that allows; `height` and `width` are the sides of the largest square. `cells`: to a
+    longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
+    of the largest square. `nearest_side`: to `height` or to `width`, whichever changes the scale less, keeping
+    proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the multiple of `multiple`
+    below it. Of the last two, larger images than `max_pixels` are refused."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
@@ -484,7 +491,35 @@ class ImagePreprocessing(Record):
     @property
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
-        return self.resize in ("fit", "pixels", "nearest_side", "multiple")
+        return self.resize in ("fit", "nearest_side", "multiple") or self.has_cells
+
+    @property
+    def has_cells(self) -> bool:
+        """True if an image of any size is a grid of squares of `multiple` pixels."""
+        return self.resize in ("pixels", "cells")
+
+    @property
+    def least_cells(self) -> int:
+        """Squares of an image at least, where it is a grid of them."""
+        return demanded(self.min_pixels) // self.multiple**2 if self.resize == "pixels" else 1
+
+    @property
+    def most_cells(self) -> int:
+        """Squares of an image at most, where it is a grid of them."""
+        most = demanded(self.max_pixels) if self.resize == "pixels" else self.height * self.width
+        return most // self.multiple**2
+
+    def in_cells(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image that is a grid of squares."""
+        return self.with_pixels(width, height) if self.resize == "pixels" else self._in_whole_cells(width, height)
+
+    def _in_whole_cells(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `cells`, as image processors of Pixtral compute them."""
+        limit = demanded(self.resize_size)
+        shrinks = max(height / limit, width / limit, 1.0)
+        sides = (max(math.floor(side / shrinks), 1) for side in (width, height))
+        across, down = (math.ceil(side / self.multiple) * self.multiple for side in sides)
+        return across, down
 
     @property
     def axes(self) -> tuple[int | str, int | str]:
@@ -530,6 +565,17 @@ class ImagePreprocessing(Record):
         """Returns width and height of an image after `multiple`, as image processors of GLPN compute them."""
         return width - width % self.multiple, height - height % self.multiple
 
+    def inside(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns width and height of an image after both steps of `inside`, as image processors of Donut do."""
+        shorter, edge = min(width, height), min(self.width, self.height)
+        first = (edge, int(edge * height / shorter)) if width <= height else (int(edge * width / shorter), edge)
+        second = min(first[0], self.width), min(first[1], self.height)
+        if second == first:
+            return first, first
+        if first[1] > first[0]:
+            return first, (int(first[0] * second[1] / first[1]), second[1])
+        return first, (second[0], int(first[1] * second[0] / first[0]))
+
     def with_pixels(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image after `pixels`, as image processors of Qwen2-VL compute them."""
         least, most, multiple = demanded(self.min_pixels), demanded(self.max_pixels), self.multiple
@@ -556,6 +602,11 @@ class ImagePreprocessing(Record):
             raise ValueError(f"image_preprocessing: multiple is for images of many sizes, and resize is {self.resize}")
         if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
             raise ValueError("image_preprocessing: pixels needs min_pixels and max_pixels")
+        if self.resize == "cells" and (
+            self.height != self.width
+            or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
+        ):
+            raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
         if self.resize in ("nearest_side", "multiple") and not self.max_pixels:
             raise ValueError(f"image_preprocessing: {self.resize} needs max_pixels")
         if self.max_pixels and self.height * self.width > self.max_pixels:
@@ -585,8 +636,8 @@ class ImageTiles(Record):
         size = self.longer_side if self.fit == "longer_side" else self.max_count
         if size is None:
             raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
-        if self.max_count is not None and not self.min_count <= self.max_count <= _MOST_TILES:
-            raise ValueError(f"tiles: min_count is at most max_count, and that at most {_MOST_TILES}")
+        if self.max_count is not None and not self.min_count <= self.max_count <= MOST_TILES:
+            raise ValueError(f"tiles: min_count is at most max_count, and that at most {MOST_TILES}")
         return self
 
 
@@ -604,12 +655,15 @@ class ImagePrompt(Record):
     positions: Literal["sequence", "grid"] = "sequence"
     """Positions of an image's tokens. `grid`: row and column in it beside their place, and the next token follows the
     longer side (Qwen2-VL, arXiv 2409.12191, 2.1.1)."""
+    attention: Literal["causal", "image", "prompt"] = "causal"
+    """Tokens that attend to later ones: none, those of an image to each other (Gemma 3), or all of a prompt with images
+    (PaliGemma)."""
     before: str = ""
     """Text before an image."""
     tile: str = ""
     """Text before each tile, with {row} and {column} from 1."""
     row_end: str = ""
-    """Text after a row of tiles."""
+    """Text after a row of tiles, or between the rows of an image of any size."""
     rows_end: str = ""
     """Text after all rows."""
     overview: str = ""
@@ -831,16 +885,26 @@ class Detection(Record):
     """Mapping of a detector's outputs to objects.
 
     The graph has the outputs `logits`, float32 (batch, num_queries, classes), and `boxes`, float32 (batch, num_queries,
-    4): centre, width and height of each box, as shares of the image's width and height.
+    4): centre, width and height of each box, as shares of the image's width and height. With `labels` of the caller it
+    has `label_queries`, float32 (batch, num_queries, D), and `logit_offsets`, float32 (batch, num_queries), in place of
+    logits: the logit of a label is the product of its embedding, (D,), with the query, plus the offset.
     """
 
-    scores: Literal["softmax", "sigmoid"]
+    scores: Literal["softmax", "sigmoid", "best_sigmoid"]
     """`softmax`: a box has its likeliest label, of classes that are the labels and, last, no object. `sigmoid`: the
-    classes are the labels, and each pair of a box and a label is an object by itself."""
+    classes are the labels, and each pair of a box and a label is an object by itself. `best_sigmoid`: a box has the
+    likeliest of these labels."""
     num_queries: Size
     """Boxes of an image."""
     max_objects: Size
     """Most objects of an image, those of the highest scores."""
+    labels: Literal["fixed", "embedded"] = "fixed"
+    """`fixed`: the labels of the manifest. `embedded`: texts of the caller, which the graph `text_encoder` embeds."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Score up to which objects are left out where a call does not say."""
+    nms_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Intersection over union above which the worse of two objects of a label is left out (non-maximum suppression),
+    where a call does not say; None: none is."""
 
     @property
     def num_extra_classes(self) -> int:
@@ -1297,6 +1361,8 @@ class Manifest(Record):
         graphs = tuple(TEXT_DIFFUSION_TENSORS) if is_text_conditioned else TASK_PARTS[self.task].graphs
         if self.image_prompt is not None:
             graphs += ("image_encoder",)
+        if self.detection is not None and self.detection.labels == "embedded":
+            graphs += ("text_encoder",)
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1358,11 +1424,13 @@ def _check_image_prompt(manifest: Manifest) -> None:
     if manifest.image_prompt is None:
         return
     prompt, sizes = manifest.image_prompt, manifest.image_preprocessing
-    if sizes is None or (sizes.keeps_proportions and sizes.resize != "pixels"):
+    if sizes is None or (sizes.keeps_proportions and not sizes.has_cells):
         raise ValueError("image_prompt: needs image_preprocessing to one size, or to pixels")
-    is_of_cells = sizes.resize == "pixels"
+    is_of_cells = sizes.has_cells
     if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
         raise ValueError("image_prompt: tokens_per_tile and tiles are of images that have one size")
+    if prompt.tiles is not None and (most := prompt.tiles.most_tiles(min(sizes.height, sizes.width))) > MOST_TILES:
+        raise ValueError(f"image_prompt.tiles: of a longer side are up to {most}, and the limit is {MOST_TILES}")
     if prompt.positions == "grid" and not is_of_cells:
         raise ValueError("image_prompt.positions: grid is of images of any size")
     if manifest.image_prompt.token not in manifest.media_tokens:
@@ -1425,14 +1493,30 @@ def _check_ctc(manifest: Manifest) -> None:
 def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
-    count = detection.num_queries
-    expected = {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
+    count, is_fixed = detection.num_queries, detection.labels == "fixed"
+    if is_fixed != bool(manifest.labels):
+        raise ValueError(
+            f"labels: detection.labels is {detection.labels}; such a model has {'' if is_fixed else 'no '}labels"
+        )
+    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a detector of the caller's labels")
+    if not is_fixed and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a detector of the caller's labels requires {TOKENIZER_FILE}")
     for precision, variant in manifest.variants.items():
+        encoder = variant.graphs.get("text_encoder")
+        widths = {} if encoder is None else {spec.name: spec.shape[1:] for spec in encoder.outputs}
+        expected: dict[str, dict[str, tuple[int | str, ...]]] = {
+            "model": {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
+        }
+        if not is_fixed:
+            width = widths.get("embedding", ("width",))
+            of_image = {"label_queries": (count, *width), "logit_offsets": (count,), "boxes": (count, 4)}
+            expected = {"model": of_image, "text_encoder": {"embedding": width}}
         for name, graph in variant.graphs.items():
             found = {spec.name: spec.shape[1:] for spec in graph.outputs}
-            if found != expected:
+            if found != (needed := expected.get(name, {})):
                 raise ValueError(
-                    f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {expected}"
+                    f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {needed}"
                 )
 
 
@@ -1567,7 +1651,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.TEXT_SCORING: TaskParts(needs=("scoring", *_OF_TEXTS), files=(TOKENIZER_FILE,)),
     Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
-    Task.OBJECT_DETECTION: TaskParts(needs=("labels", "image_preprocessing", "detection"), check=_check_detection),
+    Task.OBJECT_DETECTION: TaskParts(needs=("image_preprocessing", "detection"), check=_check_detection),
     Task.SEMANTIC_SEGMENTATION: TaskParts(
         needs=("labels", "image_preprocessing", "semantic_segmentation"), check=_check_pixel_map
     ),

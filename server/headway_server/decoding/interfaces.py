@@ -5,7 +5,7 @@ Shapes: T tokens, S positions of an encoded source, R slots of a decode step, V 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -39,6 +39,14 @@ class EncoderInput:
         return cls({"input_features": input_features}, num_positions)
 
 
+class Block(NamedTuple):
+    """Neighbouring tokens that attend to each other, to later ones too."""
+
+    start: int
+    stop: int
+    """The place behind the last."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptMedia:
     """Embeddings in a prompt, in place of those of its tokens: its images."""
@@ -51,18 +59,65 @@ class PromptMedia:
     """(M,) what identifies each embedding; images of different content or callers have none in common."""
     offsets: NDArray[np.int64] | None = None
     """(T, 3) what is added to the position of each token of the prompt for its place, row and column; None: nothing."""
+    blocks: tuple[Block, ...] = ()
+    """Tokens that attend to each other, in their order."""
 
     def between(self, start: int, stop: int) -> PromptMedia | None:
         """Returns those of tokens `start` to before `stop`, with places from `start` on; None if there are none."""
         first, last = np.searchsorted(self.positions, [start, stop]).tolist()
-        if first == last and self.offsets is None:
+        blocks = tuple(
+            Block(max(block.start, start) - start, min(block.stop, stop) - start)
+            for block in self.blocks
+            if block.start < stop and start < block.stop
+        )
+        if first == last and self.offsets is None and not blocks:
             return None
         return PromptMedia(
             self.positions[first:last] - start,
             self.embeddings[first:last],
             self.keys[first:last],
             None if self.offsets is None else self.offsets[start:stop],
+            blocks,
         )
+
+    def block_around(self, place: int) -> Block | None:
+        """Returns the block that a cut before the token at `place` would divide; None if there is none."""
+        return next((block for block in self.blocks if block.start < place < block.stop), None)
+
+    @property
+    def is_block(self) -> bool:
+        """True if the first block has all tokens, those of a step."""
+        return bool(self.blocks) and self.blocks[0].start == 0
+
+
+def next_stop(start: int, length: int, chunk: int, media: PromptMedia | None = None) -> int:
+    """Returns where the step ends that reads a prompt from `start` on.
+
+    Steps end at multiples of `chunk`, and a block of tokens that attend to each other is a step of its own. So a step
+    follows from the tokens up to its end, wherever the prompt was begun.
+
+    Args:
+        start: Tokens that have been read.
+        length: Tokens of the prompt.
+        chunk: Most tokens of a step without such a block.
+        media: The prompt's images.
+    """
+    stop = min(start - start % chunk + chunk, length)
+    for block in () if media is None else media.blocks:
+        if block.start <= start < block.stop:
+            return block.stop
+        if start < block.start < stop:
+            return block.start
+    return stop
+
+
+def steps_of(length: int, chunk: int, media: PromptMedia | None) -> Iterator[tuple[int, int]]:
+    """Yields start and stop of the steps that a text is read in, as a server reads a prompt."""
+    start = 0
+    while start < length:
+        stop = next_stop(start, length, chunk, media)
+        yield start, stop
+        start = stop
 
 
 class EncodedSource(Protocol):
@@ -116,7 +171,7 @@ class Decoder(Protocol):
     vocab_size: int
     """V."""
     prefill_chunk: int
-    """Tokens of a prefill at most."""
+    """Tokens of a prefill at most, but for those that attend to each other."""
     has_positions: bool
     """True if some of a slot's state has positions: a key/value cache."""
     keeps_positions: bool
@@ -136,7 +191,8 @@ class Decoder(Protocol):
         """Reads tokens (T,) into a slot from position `start`; returns the logits (V,) after the last of them.
 
         The logits are valid until the next call, like those of `decode`. `source` is the `EncodedSource` that the
-        tokens attend to, if there is one. `media` are embeddings in place of some tokens', by their places among them.
+        tokens attend to, if there is one. `media` are embeddings in place of some tokens', by their places among them;
+        if it has a block, that is all of the tokens, and they attend to each other.
         """
 
     def score(
@@ -168,10 +224,10 @@ class Decoder(Protocol):
     def reorder(self, copies: Sequence[SlotCopy]) -> None:
         """Copies positions of slots over those of others. No slot is both read and written."""
 
-    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+    def keep_chunk(self, slot: int, start: int, index: int, num_read: int) -> None:
         """Copies a whole chunk that a slot has just read, from position `start` on, to a place of the prefix cache.
 
-        With it goes the state without positions as it is after the chunk.
+        With it goes the state without positions as it is after the chunk. The slot has read `num_read` tokens.
         """
 
     def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:

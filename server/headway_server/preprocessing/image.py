@@ -134,7 +134,7 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        no_crop = settings.keeps_proportions or settings.resize == "longer_side"
+        no_crop = settings.keeps_proportions or settings.resize in ("longer_side", "inside")
         crop = 0 if no_crop else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
@@ -301,6 +301,8 @@ class ImagePreprocessor:
             InvalidInputError: It would become too large.
         """
         settings = self._settings
+        if settings.resize == "inside":
+            return self._centred(image, field)
         size = (settings.width, settings.height) if settings.resize_size is None else (settings.resize_size,) * 2
         if settings.resize == "shorter_side":
             assert settings.resize_size is not None
@@ -310,24 +312,19 @@ class ImagePreprocessor:
                 whole(image.width * settings.resize_size / shorter),
                 whole(image.height * settings.resize_size / shorter),
             )
-            if size[0] * size[1] > self._limits.max_pixels:  # a strip of 1 x 1,000,000 grows by the square of the scale
-                raise InvalidInputError(
-                    field,
-                    f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
-                    f"the limit is {self._limits.max_pixels} pixels; crop it",
-                )
+            self._check_grown(image, size, field)
         elif settings.resize == "fit":
             size = settings.fitted(*image.size)
         elif settings.resize == "longer_side":
             size = settings.within(*image.size)
-        elif settings.resize == "pixels":
+        elif settings.has_cells:
             if max(image.size) > _MOST_ELONGATED * min(image.size):
                 raise InvalidInputError(
                     field,
                     f"is {image.width} x {image.height} pixels; a side is at most {_MOST_ELONGATED} times the other; "
                     "crop it",
                 )
-            size = settings.with_pixels(*image.size)
+            size = settings.in_cells(*image.size)
         elif settings.resize in _BOUNDED:
             size = self._bounded_size(image, field)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
@@ -351,6 +348,28 @@ class ImagePreprocessor:
                 "it in another size",
             )
         return size
+
+    def _centred(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
+        """Resizes an image in two steps and centres it on black; errors are those of `resize`."""
+        settings, (width, height) = self._settings, image.size
+        first, size = settings.inside(width, height)
+        self._check_grown(image, first, field)
+        if min(size) < 1:
+            raise InvalidInputError(field, f"is {width} x {height} pixels, of which nothing would be left; crop it")
+        for step in dict.fromkeys((first, size)):
+            image = image.resize(step, Image.Resampling[settings.interpolation.upper()])
+        left, top = (settings.width - size[0]) // 2, (settings.height - size[1]) // 2
+        padded = image.crop((-left, -top, settings.width - left, settings.height - top))
+        return padded, ImageTransform(scale=(size[0] / width, size[1] / height), offset=(left, top))
+
+    def _check_grown(self, image: Image.Image, size: tuple[int, int], field: str) -> None:
+        """Refuses an image that would grow too large: a strip of 1 x 1,000,000 grows by the square of the scale."""
+        if size[0] * size[1] > self._limits.max_pixels:
+            raise InvalidInputError(
+                field,
+                f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
+                f"the limit is {self._limits.max_pixels} pixels; crop it",
+            )
 
     def __repr__(self) -> str:
         return f"ImagePreprocessor({self._settings.resize} to {self._settings.width} x {self._settings.height})"

@@ -74,8 +74,8 @@ class TilePreprocessor(ImagePreprocessor):
 
     def grid(self, width: int, height: int) -> Grid:
         """Returns the grid of an image of a size in pixels."""
-        if self._tile.resize == "pixels":
-            width, height = self._tile.with_pixels(width, height)
+        if self._tile.has_cells:
+            width, height = self._tile.in_cells(width, height)
             return Grid(height // self._tile.multiple, width // self._tile.multiple)
         rows, columns = self._resized(width, height)[1]
         return Grid(0, 0) if rows * columns == 1 else Grid(rows, columns)
@@ -100,7 +100,7 @@ class TilePreprocessor(ImagePreprocessor):
 
     def prepare_decoded(self, image: Image.Image, field: str) -> TiledImage:
         """Prepares a decoded image; errors are those of `ImagePreprocessor`."""
-        if self._tile.resize == "pixels":
+        if self._tile.has_cells:
             return self._whole(image, field)
         width, height = image.size
         steps, (rows, columns) = self._resized(width, height)

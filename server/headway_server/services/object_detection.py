@@ -8,7 +8,7 @@ from headway.v1 import object_detection_service_pb2 as pb
 from headway_server.services.images import images_of
 from headway_server.services.messages import box, build, find_model, signed
 from headway_server.serving.host import ModelHost
-from headway_server.tasks.detection.model import THRESHOLD, DetectedObjects, DetectionParameters
+from headway_server.tasks.detection.model import DetectedObjects, DetectionParameters
 from headway_server.tasks.table import DETECT_OBJECTS
 
 
@@ -23,7 +23,8 @@ class ObjectDetectionService:
         arrived = time.monotonic()
         model = find_model(self._host, DETECT_OBJECTS, request)
         parameters = DetectionParameters(
-            threshold=request.threshold if request.HasField("threshold") else THRESHOLD,
+            threshold=request.threshold if request.HasField("threshold") else None,
+            nms_threshold=request.nms_threshold if request.HasField("nms_threshold") else None,
             max_objects=request.max_object_count,
             labels=list(request.labels),
         )
@@ -32,14 +33,14 @@ class ObjectDetectionService:
         return await build(
             sum(len(result.objects.scores) for result in answer.results),
             lambda: pb.DetectObjectsResponse(
-                results=[_object_detection(result, model.labels) for result in answer.results],
+                results=[_object_detection(result) for result in answer.results],
                 **signed(model, answer.timings, arrived),
             ),
         )
 
 
-def _object_detection(result: DetectedObjects, names: tuple[str, ...]) -> pb.ObjectDetection:
-    found = result.objects
+def _object_detection(result: DetectedObjects) -> pb.ObjectDetection:
+    found, names = result.objects, result.names
     rows = zip(found.scores.tolist(), found.labels.tolist(), found.boxes.tolist(), strict=True)
     return pb.ObjectDetection(
         objects=[

@@ -23,7 +23,7 @@ from headway_server.bundles import (
     Variant,
     demanded,
 )
-from headway_server.decoding.interfaces import PromptMedia
+from headway_server.decoding.interfaces import Block, PromptMedia
 from headway_server.decoding.runner.state import fixed_size
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, ModelUsage, Observer
@@ -197,7 +197,7 @@ def media_width(variant: Variant) -> int:
 
 def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
     """Returns a black tile, or a black square that is as large as an image of any size may be."""
-    if sizes.resize != "pixels":
+    if not sizes.has_cells:
         return np.zeros((3, sizes.height, sizes.width), np.float32)
     side = sizes.multiple
     return np.zeros((3, sizes.height // side, side, sizes.width // side, side), np.float32)
@@ -211,7 +211,7 @@ def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
 def image_text(prompt: ImagePrompt, grid: Grid) -> str:
     """Returns what stands in a prompt for an image with a grid, with the model's marker for each embedding."""
     if prompt.tokens_per_tile is None:
-        return f"{prompt.before}{prompt.embedding * num_embeddings(prompt, grid)}{prompt.after}"
+        return prompt.before + prompt.row_end.join([prompt.embedding * grid.columns] * grid.rows) + prompt.after
     embeddings = prompt.embedding * prompt.tokens_per_tile
     rows = "".join(
         "".join(
@@ -223,6 +223,15 @@ def image_text(prompt: ImagePrompt, grid: Grid) -> str:
     )
     tiles = rows + prompt.rows_end if rows else ""
     return f"{prompt.before}{tiles}{prompt.overview}{embeddings}{prompt.after}"
+
+
+def shown_images(prompt: ImagePrompt, images: Sequence[PlacedImage], num_tokens: int) -> Sequence[PlacedImage]:
+    """Returns the last images of a prompt: those that have any of the `num_tokens` of images that are left of it."""
+    first = len(images)
+    while num_tokens > 0 and first > 0:
+        first -= 1
+        num_tokens -= num_embeddings(prompt, images[first].grid)
+    return images[first:]
 
 
 def place_media(
@@ -238,16 +247,17 @@ def place_media(
     Those of a prompt whose beginning was cut are the last ones.
 
     Raises:
-        InvalidInputError: An image with positions of a grid was cut; `field` is the prompt's.
+        InvalidInputError: An image with positions of a grid, or whose tokens attend to each other, was cut; `field` is
+            the prompt's.
     """
     positions = np.flatnonzero(input_ids == prompt.token)
     if not len(positions):
         return None
     rows = [row for tiles in embeddings for tile in tiles for row in tile]
+    if len(positions) < len(rows) and (prompt.positions == "grid" or prompt.attention != "causal"):
+        raise InvalidInputError(field, "is too long, and would be cut within its images; leave out older turns")
     offsets = None
     if prompt.positions == "grid":
-        if len(positions) < len(rows):
-            raise InvalidInputError(field, "is too long, and would be cut within its images; leave out older turns")
         offsets = grid_offsets(len(input_ids), positions, [one.grid for one in images])
     keys = [
         one.sent.key + row.to_bytes(4, "little")
@@ -255,7 +265,24 @@ def place_media(
         for row in range(sum(map(len, tiles)))
     ]
     first = len(rows) - len(positions)
-    return PromptMedia(positions, tuple(rows[first:]), tuple(keys[first:]), offsets)
+    blocks = blocks_of(prompt, positions, len(input_ids))
+    return PromptMedia(positions, tuple(rows[first:]), tuple(keys[first:]), offsets, blocks)
+
+
+def blocks_of(prompt: ImagePrompt, positions: NDArray[np.int64], length: int) -> tuple[Block, ...]:
+    """Returns the tokens of a prompt that attend to each other.
+
+    Args:
+        prompt: How images stand in prompts.
+        positions: (M,) places of the images' tokens, of at least one.
+        length: Tokens of the prompt.
+    """
+    if prompt.attention == "prompt":
+        return (Block(0, length),)
+    if prompt.attention == "causal":
+        return ()
+    parts = np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1)
+    return tuple(Block(int(part[0]), int(part[-1]) + 1) for part in parts)
 
 
 def grid_offsets(length: int, positions: NDArray[np.int64], grids: Sequence[Grid]) -> NDArray[np.int64]:

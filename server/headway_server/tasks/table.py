@@ -211,7 +211,7 @@ FAMILIES: Final[dict[Task, Family]] = {
         tensors=_TENSORS + "IMAGE_CLASSIFICATION",
     ),
     Task.OBJECT_DETECTION: Family(
-        loader="headway_server.tasks.detection.model:ObjectDetector.load",
+        loader="headway_server.tasks.detection:load_detector",
         made_for=(DETECT_OBJECTS,),
         can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "OBJECT_DETECTION",

@@ -3,18 +3,21 @@
 import time
 
 import numpy as np
+import pytest
 
 from headway_server.bundles import ImagePrompt
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.tiles import Grid
 from headway_server.serving.images import SentImage
-from headway_server.tasks.prompt_images import PlacedImage, place_media
+from headway_server.tasks.prompt_images import PlacedImage, blocks_of, place_media, shown_images
 
 TOKEN = 7
 
 
-def place(tiles, *, num_cut=0):
+def place(tiles, *, num_cut=0, attention="causal"):
     """Places images of one embedding a row of their tiles, of whose tokens some were cut."""
     prompt = ImagePrompt(marker="<i>", token=TOKEN, embedding="<i>", tokens_per_tile=len(tiles[0][0]))
+    prompt = prompt.model_copy(update={"attention": attention})
     images = [
         PlacedImage(sent=SentImage(data=b"", field="image", key=bytes([index]) * 32), grid=Grid(1, 1))
         for index in range(len(tiles))
@@ -38,3 +41,27 @@ def test_large_images_are_not_copied_on_the_event_loop():
     media = place(tiles)
     assert time.thread_time() - began < 0.25
     assert np.shares_memory(media.embeddings[-1], tiles[0][0])
+
+
+def test_images_that_a_cut_has_taken_are_not_among_those_that_are_shown():
+    prompt = ImagePrompt(marker="<i>", token=TOKEN, embedding="<i>", tokens_per_tile=3)
+    sent = SentImage(data=b"", field="image", key=b"")
+    images = [PlacedImage(sent=sent, grid=Grid(1, columns)) for columns in (1, 2)]  # of 6 and 9 tokens
+    shown = [[one.grid.columns for one in shown_images(prompt, images, count)] for count in (15, 10, 9, 1, 0)]
+    assert shown == [[1, 2], [1, 2], [2], [2], []]
+
+
+def test_tokens_of_an_image_or_of_a_prompt_attend_to_each_other():
+    positions = np.array([2, 3, 4, 7, 8])
+    prompt = ImagePrompt(marker="<i>", token=TOKEN, embedding="<i>", tokens_per_tile=1)
+    kinds = [prompt.model_copy(update={"attention": kind}) for kind in ("causal", "image", "prompt")]
+    found = [blocks_of(kind, positions, 12) for kind in kinds]
+    assert found == [(), ((2, 5), (7, 9)), ((0, 12),)]
+
+
+@pytest.mark.parametrize("attention", ["image", "prompt"])
+def test_tokens_that_attend_to_each_other_are_not_cut(attention):
+    tiles = [(np.zeros((2, 3), np.float32),)] * 2
+    assert place(tiles, attention=attention).blocks == (((1, 5),) if attention == "image" else ((0, 6),))
+    with pytest.raises(InvalidInputError, match="would be cut within its images"):
+        place(tiles, num_cut=1, attention=attention)

@@ -22,6 +22,7 @@ from headway_training.data.captions import CAPTION_LANGUAGES, read_captioned_ima
 from headway_training.data.conll import read_span_labeled_texts
 from headway_training.data.examples import LabeledImages, ParallelTexts, PlainText, Splits, hold_out
 from headway_training.data.files import read_bytes, read_text
+from headway_training.data.objects import ComposedPictures, drawings_of_labels
 from headway_training.data.order import make_order_texts
 from headway_training.data.pictures import (
     STYLES,
@@ -377,6 +378,30 @@ def _read_segments(dataset: Dataset, folder: Path, settings: DataSettings) -> Sp
     )
 
 
+def _read_objects(dataset: Dataset, folder: Path, _settings: DataSettings) -> Splits[Any]:
+    """Emoji in all styles, which all parts share; no photograph under them is in two parts."""
+    photographs = {
+        part: [one.image for one in read_segmented_images(dataset.find(folder, (f"bsds500/{part}.tar.gz",)))]
+        for part in ("train", "val")
+    }
+    texts = read_emoji_texts(dataset.find(folder, ("emoji/texts.tsv.gz",)))
+    archives = {style: dataset.find(folder, (f"emoji/{style}_96.tar.gz",)) for style in STYLES}
+    drawings, labels = drawings_of_labels(read_drawings(archives, texts), texts)
+    backgrounds = (photographs["train"], photographs["val"][::2], photographs["val"][1::2])
+    train, valid, test = (ComposedPictures(drawings=drawings, backgrounds=one) for one in backgrounds)
+    made_of = f"{len(drawings)} emoji on {{}} photographs of BSDS500 and on colours"
+    return Splits(
+        train=train,
+        valid=valid,
+        test=test,
+        train_name=f"pictures composed of {made_of.format(len(train.backgrounds))}",
+        test_name=f"pictures composed of the same {made_of.format(len(test.backgrounds))}, at other places",
+        license=dataset.license,
+        home=dataset.home,
+        labels=labels,
+    )
+
+
 def _read_captions(dataset: Dataset, folder: Path, _settings: DataSettings) -> Splits[Any]:
     """Flickr8k with its captions in two languages, and captions of Multi30k whose photographs are elsewhere.
 
@@ -584,15 +609,16 @@ _LINES_FILES = _made(
     "captions",
     {"flickr8k/task1_lines.tsv.gz": "205a1d499982112daee6abafdde4930f87df20435d039f737fee4d6b19dcdfaf"},
 )
+_PHOTOGRAPH_FILES = _made(
+    "photographs",
+    {
+        "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
+        "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
+    },
+)
 _SEGMENT_FILES = (
     *_made("nuclei", {"nuclei/train.tar.gz": "8554d7c592c6ed4b23c13862656546162630c2c1ce6f5d21db1b4885c7d15af4"}),
-    *_made(
-        "photographs",
-        {
-            "bsds500/train.tar.gz": "ac00491848e6a794379f210a055a4eac4d6e81b997d155523e637fabd5d1d371",
-            "bsds500/val.tar.gz": "13a8131a39d2e699740b9520e0f59ca47a72e29ed758dccd36a20bc8a6c4b251",
-        },
-    ),
+    *_PHOTOGRAPH_FILES,
 )
 
 
@@ -760,6 +786,20 @@ _ALL = (
             "https://github.com/milesj/emojibase"
         ),
         read=_read_segments,
+    ),
+    Dataset(
+        name="objects",
+        task="object_detection",
+        folder=".",
+        title="BSDS500 and emoji",
+        files=(*_PHOTOGRAPH_FILES, *_EMOJI_FILES),
+        license=(
+            "photographs of BSDS500: not stated, for non-commercial research and education; emoji: Noto Apache-2.0, "
+            "OpenMoji CC BY-SA 4.0, Fluent MIT"
+        ),
+        home="https://github.com/BIDS/BSDS500 and https://github.com/milesj/emojibase",
+        read=_read_objects,
+        settings=lambda _: (),
     ),
     Dataset(
         name="captions",

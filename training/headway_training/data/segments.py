@@ -131,6 +131,9 @@ class Scene:
     """(I, I) each; segments of two maps may overlap."""
     weights: tuple[float, ...] = (1.0,)
     """Share of the prompts that are about a segment of each map."""
+    drawn: tuple[tuple[int, int], ...] = ()
+    """Of a composed picture: which drawing each segment of the first map is, and its pixels with those covered by
+    others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,9 +330,17 @@ class Composer:
         drawn: bool (N, S, S): which of their pixels are drawn. A border of one pixel is left out, where the drawing is
             blurred into the white around it.
         backgrounds: Photographs.
+        sides: Least and greatest side of a drawing, as shares of the picture's.
     """
 
-    def __init__(self, drawings: Drawings, drawn: NDArray[np.bool_], backgrounds: Sequence[NDArray[np.uint8]]) -> None:
+    def __init__(
+        self,
+        drawings: Drawings,
+        drawn: NDArray[np.bool_],
+        backgrounds: Sequence[NDArray[np.uint8]],
+        *,
+        sides: tuple[float, float] = (0.12, 0.8),
+    ) -> None:
         inner = drawn.copy()
         for axis in (1, 2):
             for shift in (-1, 1):
@@ -337,6 +348,7 @@ class Composer:
         self._layers = np.concatenate((drawings.images, inner[..., None] * np.uint8(255)), axis=-1)  # (N, S, S, 4)
         self._parts: dict[int, NDArray[np.uint8]] = {}
         self._backgrounds = backgrounds
+        self._sides = sides
 
     def __repr__(self) -> str:
         return f"Composer({len(self._layers):,} drawings, {len(self._backgrounds)} photographs)"
@@ -349,17 +361,23 @@ class Composer:
         canvas = Image.fromarray(self._background(size, random))
         wholes, parts = (np.zeros((size, size), np.int32) for _ in range(2))
         others = random.integers(len(self._layers), size=random.integers(0, _MOST_DRAWINGS))
-        num_parts = 0
+        num_parts, drawn = 0, []
         for number, one in enumerate(random.permutation([drawing, *others]), start=1):
             layer, pieces, corner = self._transform(int(one), size, random)
             canvas.paste(layer, corner, layer)
             window, within = _clip(corner, layer.size, size)
             covered = np.asarray(layer)[..., 3][within] >= 128
             wholes[window][covered] = number
+            drawn.append((int(one), int(covered.sum())))
             seen = pieces[within][covered].astype(np.int32)
             parts[window][covered] = np.where(seen > 0, seen + num_parts, 0)
             num_parts += int(pieces.max(initial=0))
-        return Scene(image=np.asarray(canvas, np.uint8), maps=(wholes, parts), weights=(_WHOLES, 1 - _WHOLES))
+        return Scene(
+            image=np.asarray(canvas, np.uint8),
+            maps=(wholes, parts),
+            weights=(_WHOLES, 1 - _WHOLES),
+            drawn=tuple(drawn),
+        )
 
     def _background(self, size: int, random: np.random.Generator) -> NDArray[np.uint8]:
         """(I, I, 3): a part of a photograph, or from one colour to another."""
@@ -382,7 +400,8 @@ class Composer:
     ) -> tuple[Image.Image, NDArray[np.uint8], tuple[int, int]]:
         """A drawing turned, mirrored and scaled, with the map of its parts, and where its left top corner lies."""
         stored = self._layers.shape[1]
-        side = size * math.exp(random.uniform(math.log(0.12), math.log(0.8)))
+        least, most = self._sides
+        side = size * math.exp(random.uniform(math.log(least), math.log(most)))
         angle = random.uniform(-math.pi / 6, math.pi / 6)
         outer = math.ceil(side * (abs(math.cos(angle)) + abs(math.sin(angle))))
         cosine, sine = (part * stored / side for part in (math.cos(angle), math.sin(angle)))

@@ -14,6 +14,7 @@ from headway_training.models.captioning import Captioner, CaptionerConfig
 from headway_training.models.clip import CLIP, CLIPConfig
 from headway_training.models.codec import Codec, CodecConfig
 from headway_training.models.configuration import Configuration, LayerConfig
+from headway_training.models.detection import Detector, DetectorConfig
 from headway_training.models.diffusion import LatentDiffusion, LatentDiffusionConfig
 from headway_training.models.dino import DINO, DINOConfig
 from headway_training.models.encoder import Encoder, EncoderConfig
@@ -43,6 +44,8 @@ __all__ = [
     "CodecConfig",
     "Configuration",
     "DINOConfig",
+    "Detector",
+    "DetectorConfig",
     "Encoder",
     "EncoderConfig",
     "GPTConfig",

@@ -12,6 +12,7 @@ from headway_training.models.captioning import CaptionerConfig
 from headway_training.models.clip import CLIPConfig
 from headway_training.models.codec import CodecConfig
 from headway_training.models.configuration import Configuration, nearest
+from headway_training.models.detection import DetectorConfig
 from headway_training.models.diffusion import LatentDiffusionConfig
 from headway_training.models.encoder import EncoderConfig
 from headway_training.models.gpt import GPTConfig
@@ -331,6 +332,8 @@ _TELEPHONE_SPEAKER = SpeechSynthesizerConfig(
     dropout=0.1,
 )
 
+_EMOJI_DETECTOR = DetectorConfig(image_size=160, num_classes=32, num_blocks=1)
+
 _MULTI30K_RECURRENT = RecurrentConfig(
     vocabulary_size=4_000,
     max_source_length=128,
@@ -367,6 +370,7 @@ NAMED_CONFIGURATIONS: Mapping[str, NamedConfiguration] = MappingProxyType(
         "cifar10-vit": NamedConfiguration(configuration=_CIFAR10_VIT),
         "cifar10-encoder": NamedConfiguration(configuration=_CIFAR10_ENCODER),
         "pictures-clip": NamedConfiguration(configuration=_PICTURES_CLIP),
+        "emoji-detector": NamedConfiguration(configuration=_EMOJI_DETECTOR),
         "segments-segmenter": NamedConfiguration(configuration=_SEGMENTS_SEGMENTER),
         "photographs-captioner": NamedConfiguration(configuration=_PHOTOGRAPHS_CAPTIONER),
         "speech-transcriber": NamedConfiguration(configuration=_SPEECH_TRANSCRIBER),

@@ -2,7 +2,8 @@
 
 A chunk is identified by all tokens from the beginning of its prompt to its own end. Two prompts share a chunk only if
 they are equal up to there. The tokens enter a chain of 128-bit BLAKE2b digests: a chunk's is that of its parent's
-digest and its own tokens, with the keys of its images' embeddings. The chain begins with the salt of the sequence, so
+digest and its own tokens, with the keys of its images' embeddings. If its end divides tokens that attend to each other,
+the rest of these enters too, and no prompt goes on from there. The chain begins with the salt of the sequence, so
 that prompts of different salts share nothing: what one caller has asked shows in no answer to another, nor in its time.
 Only whole chunks are cached, as prefill wrote them, so a prompt that begins with them goes on from the very bits that
 it would have computed itself. State without positions is copied as it is after a chunk, and for the samples of a prompt
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.decoding.core.scheduler import Chunk
-from headway_server.decoding.interfaces import Decoder, PromptMedia
+from headway_server.decoding.interfaces import Block, Decoder, PromptMedia
 from headway_server.decoding.sampling.softmax import token_log_probabilities
 from headway_server.decoding.sequence import Sequence, TokenLogProbability
 
@@ -72,15 +73,23 @@ class PrefixCache:
         for end in range(self._chunk, len(prompt_ids) + 1, self._chunk):
             start = end - self._chunk
             parent = _digest(parent + _bytes_of(prompt_ids[start:end]) + _keys_of(media, start, end))
-            digests.append(parent)
+            block = _block_around(media, end)
+            if block is None:
+                digests.append(parent)
+            else:
+                rest = _bytes_of(prompt_ids[end : block.stop]) + _keys_of(media, end, block.stop)
+                digests.append(_digest(parent + rest))
+        while digests and _block_around(media, len(digests) * self._chunk) is not None:
+            digests.pop()
         return digests
 
-    def look_up(self, digests: list[bytes], num_tokens: int) -> tuple[list[int], int]:
+    def look_up(self, digests: list[bytes], num_tokens: int, media: PromptMedia | None = None) -> tuple[list[int], int]:
         """Finds the chunks that a prompt need not compute.
 
         Args:
             digests: Digests of the prompt's whole chunks.
             num_tokens: Tokens of the prompt. Its last one is always left to compute, since its logits are needed.
+            media: The prompt's images.
 
         Returns:
             Cache indices of its first chunks, in order, up to the first uncached one, or of the last of those that are
@@ -90,6 +99,8 @@ class PrefixCache:
         asked = digests[: (num_tokens - 1) // self._chunk]
         cached = [digest in self._indices for digest in asked]
         count = [*cached, False].index(False) if self._needs_all else len(asked) - [*cached[::-1], True].index(True)
+        while _block_around(media, count * self._chunk) is not None:
+            count -= 1
         used = asked[:count] if self._needs_all else asked[:count][-1:]
         found = [self._indices[digest] for digest in used]
         for digest in reversed(used):  # children are useless without their parent, so they go first
@@ -127,6 +138,10 @@ def _digest(content: bytes) -> bytes:
 
 def _bytes_of(token_ids: NDArray[np.int64]) -> bytes:
     return token_ids.astype(np.int64, copy=False).tobytes()
+
+
+def _block_around(media: PromptMedia | None, place: int) -> Block | None:
+    return None if media is None else media.block_around(place)
 
 
 def _keys_of(media: PromptMedia | None, start: int, stop: int) -> bytes:
@@ -222,16 +237,17 @@ class PrefillStep:
         if sequence.parameters.wants_prompt_log_probabilities:
             return  # these need the logits, which are not cached
         sequence.prompt_digests = self.prefix_cache.digests(sequence.prompt_ids, sequence.cache_salt, sequence.media)
-        indices, num_tokens = self.prefix_cache.look_up(sequence.prompt_digests, len(sequence.prompt_ids))
+        indices, num_tokens = self.prefix_cache.look_up(
+            sequence.prompt_digests, len(sequence.prompt_ids), sequence.media
+        )
         if indices:
             self._decoder.reuse_chunks(indices, sequence.slot)
         sequence.num_prefilled = sequence.num_cached_tokens = num_tokens
 
     def keep_chunk(self, chunk: Chunk) -> None:
-        """Caches a chunk that was just read, if it is a whole one."""
-        number, rest = divmod(chunk.stop, self._decoder.prefill_chunk)
-        if rest or number > len(chunk.sequence.prompt_digests):
-            return
-        index = self.prefix_cache.reserve(chunk.sequence.prompt_digests[number - 1])
-        if index is not None:
-            self._decoder.keep_chunk(chunk.sequence.slot, chunk.start, index)
+        """Caches the whole chunks that end with a step, or within it."""
+        size, digests = self._decoder.prefill_chunk, chunk.sequence.prompt_digests
+        for number in range(chunk.start // size, min(chunk.stop // size, len(digests))):
+            index = self.prefix_cache.reserve(digests[number])
+            if index is not None:
+                self._decoder.keep_chunk(chunk.sequence.slot, number * size, index, chunk.stop)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from headway_server.decoding.core.block_layout import BlockLayout, Group, Move
 from headway_server.decoding.core.waiting import PriorityScope, WaitingQueue
+from headway_server.decoding.interfaces import next_stop
 from headway_server.decoding.sequence import Sequence, Stage
 
 
@@ -51,7 +52,7 @@ class Scheduler:
 
         Args:
             num_slots: Slots there are.
-            prefill_chunk: Tokens of a prompt that are prefilled at once; chunks begin at multiples of it.
+            prefill_chunk: Tokens of a prompt that are prefilled at once; see `next_stop`.
             priority_scope: Whose sequences one of higher priority passes.
         """
         self.num_slots = num_slots
@@ -134,7 +135,7 @@ class Scheduler:
         if self.prefilling is None:
             return None
         start = self.prefilling.num_prefilled
-        stop = min(start + self.prefill_chunk, len(self.prefilling.prompt_ids))
+        stop = next_stop(start, len(self.prefilling.prompt_ids), self.prefill_chunk, self.prefilling.media)
         return Chunk(self.prefilling, start, stop)
 
     def join(self, sequence: Sequence) -> list[Move]:

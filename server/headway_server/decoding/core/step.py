@@ -191,7 +191,7 @@ class Stepper:
         self._report_end(sequence, reason)
 
     def _read_prompts(self, now: float) -> None:
-        """Prefills as much as a whole chunk takes: one chunk, or several short prompts."""
+        """Prefills as much as a whole chunk takes: one chunk, a longer block, or several short prompts."""
         whole = self.scheduler.prefill_chunk
         budget = whole
         while budget > 0:
@@ -200,7 +200,7 @@ class Stepper:
             if chunk is None:
                 return
             cost = max(chunk.stop - chunk.start, whole // _SHORT_PREFILLS)
-            if cost > budget:
+            if cost > budget and budget < whole:
                 return
             self._prefill(chunk)
             budget -= cost

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Graph, Manifest, Task, Variant
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.bundles.manifest import (
+    ATTENDS_AHEAD,
     EXPONENTIAL_MEANS,
     LIKELIEST_IDS,
     LIKELIEST_LOGITS,
@@ -185,7 +186,7 @@ class DecoderRunner:
 
         Args:
             slot: The slot; positions before `start` must have been written.
-            token_ids: (T,) int64, at most `prefill_chunk` of them.
+            token_ids: (T,) int64, at most `prefill_chunk` of them, or a block of `media`.
             start: Position of the first token.
             source: Encoded source, for an encoder-decoder. The sources of `decode` stay unchanged.
             media: Embeddings in place of some tokens', for a model of images, by their places among the tokens.
@@ -193,7 +194,7 @@ class DecoderRunner:
         Returns:
             (V,) float32 logits after the last token: a view that the next call overwrites.
         """
-        assert 0 < len(token_ids) <= self.prefill_chunk, "the scheduler cuts prompts into chunks"
+        assert 0 < len(token_ids) <= self.prefill_chunk or _is_block(media), "the scheduler cuts prompts into chunks"
         assert start + len(token_ids) <= self.max_length, "admission checks lengths"
         if source is None:
             self._begin_text(slot, start, media)
@@ -218,7 +219,7 @@ class DecoderRunner:
             (T, V) float32 logits, a new array.
         """
         length = len(token_ids)
-        assert 0 < length <= self.prefill_chunk, "the caller cuts texts into chunks"
+        assert 0 < length <= self.prefill_chunk or _is_block(media), "the caller cuts texts into chunks"
         assert start + length <= self.max_length, "the caller cuts texts into windows"
         logits: NDArray[np.float32] = np.empty((1, length, self.vocab_size), np.float32)
         inputs = _prefill_inputs(token_ids, start, logits_positions=np.arange(length))
@@ -278,9 +279,9 @@ class DecoderRunner:
         """Returns True if the caches of a slot of `num_read` tokens can go on from the first `length` of them."""
         return self._state.can_return(length, num_read)
 
-    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+    def keep_chunk(self, slot: int, start: int, index: int, num_read: int) -> None:
         """Copies a chunk that a slot has just read, from position `start` on, to a place of the prefix cache."""
-        self._state.keep_chunk(slot, start, start + self.prefill_chunk, self._place_of(index))
+        self._state.keep_chunk(slot, start, start + self.prefill_chunk, self._place_of(index), num_read)
         self._state.keep(slot, index)
 
     def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:
@@ -373,11 +374,15 @@ class DecoderRunner:
         if POSITION_OFFSETS in self._input_names:
             shape = inputs["input_ids"].shape
             binding.bind_inputs({POSITION_OFFSETS: self._position_offsets(first_slot, *shape, media=media)})
-        if media is None or not media.embeddings:
+        if media is None or not (media.embeddings or media.blocks):
             self._run(binding, **inputs)
             return
         assert self._no_media, "calls with images are checked"
-        binding.bind_inputs({MEDIA_POSITIONS: media.positions, MEDIA_EMBEDDINGS: np.stack(media.embeddings)})
+        if media.embeddings:
+            binding.bind_inputs({MEDIA_POSITIONS: media.positions, MEDIA_EMBEDDINGS: np.stack(media.embeddings)})
+        if media.blocks:
+            assert media.is_block, "a block is a step of its own"
+            binding.bind_inputs({ATTENDS_AHEAD: np.ones(1, np.bool_)})
         try:
             self._run(binding, **inputs)
         finally:
@@ -508,10 +513,19 @@ def _prefill_inputs(
 
 def no_media(graph: Graph) -> dict[str, NDArray[Any]]:
     """Returns the inputs of a step without images; nothing for a graph that reads none."""
+    inputs: dict[str, NDArray[Any]]
     widths = [fixed_size(spec, 1) for spec in graph.inputs if spec.name == MEDIA_EMBEDDINGS]
     if not widths:
         return {}
-    return {MEDIA_POSITIONS: np.zeros(0, np.int64), MEDIA_EMBEDDINGS: np.zeros((0, widths[0]), np.float32)}
+    inputs = {MEDIA_POSITIONS: np.zeros(0, np.int64), MEDIA_EMBEDDINGS: np.zeros((0, widths[0]), np.float32)}
+    if any(spec.name == ATTENDS_AHEAD for spec in graph.inputs):
+        inputs[ATTENDS_AHEAD] = np.zeros(1, np.bool_)
+    return inputs
+
+
+def _is_block(media: PromptMedia | None) -> bool:
+    """Returns True if all tokens of a step attend to each other."""
+    return media is not None and media.is_block
 
 
 def _longest_step(graph: Graph) -> int:

@@ -239,19 +239,23 @@ class SlotState:
         for tensor in self._replaced:
             tensor.buffer.copy_slots(tensor.buffer, source, target, 1)
 
-    def keep_chunk(self, slot: int, start: int, stop: int, place: tuple[int, int]) -> None:
+    def keep_chunk(self, slot: int, start: int, stop: int, place: tuple[int, int], num_read: int) -> None:
         """Copies the positions from `start` to before `stop`, which a slot has just read, to the prefix cache.
 
         Args:
             slot: The slot.
             start: The first position.
-            stop: The position after the last; the slot has read no further.
+            stop: The position after the last.
             place: Slot of the prefix cache, and the position there that the first one goes to.
+            num_read: Tokens that the slot has read. What a window has dropped by then is not copied: who goes on from
+                the cache has read as many, and does not need it.
         """
         row, column = place
         for cache in self._caches:
-            first = cache.window.first(stop)
+            first = cache.window.first(num_read)
             begin = max(start, first)  # a window may be shorter
+            if begin >= stop:
+                continue
             assert cache.chunks is not None, "there is such a place"
             cache.chunks.copy(cache.buffer, (slot, begin - first), (row, column + begin - start), stop - begin)
 

@@ -540,7 +540,7 @@ async def _classify_audios(model: AudioClassifier, call: InferCall) -> Arrays:
 
 
 _DETECTING: Final = kinds_of(
-    object_detection_service_pb2.DetectObjectsRequest, "threshold", "max_object_count", "labels"
+    object_detection_service_pb2.DetectObjectsRequest, "threshold", "nms_threshold", "max_object_count", "labels"
 )
 _OF_DETECTION: Final = {"max_object_count": "max_objects"}
 """Names of `DetectionParameters` that differ from the protocol's."""
@@ -553,11 +553,12 @@ async def _detect_objects(model: ObjectDetector, call: InferCall) -> Arrays:
     results = (await model.detect(images, parameters, deadline=call.deadline)).results
     counts = [len(result.objects.scores) for result in results]
     labels = np.concatenate([result.objects.labels for result in results])
+    names = results[0].names
     return await build(
         len(labels),
         lambda: {
             "image_index": np.repeat(np.arange(len(results)), counts),
-            "label": texts_array([model.labels[label] for label in labels.tolist()]),
+            "label": texts_array([names[label] for label in labels.tolist()]),
             "label_index": labels,
             "score": np.concatenate([result.objects.scores for result in results]),
             "box": np.concatenate([result.objects.boxes for result in results]),

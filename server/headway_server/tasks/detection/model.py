@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway_server.batching import Tensors
 from headway_server.bundles import Manifest, demanded
 from headway_server.errors import InvalidInputError
-from headway_server.field_rules import maximum, most_elements, rules_of
+from headway_server.field_rules import maximum, most_elements
 from headway_server.serving.answers import Answer
 from headway_server.tasks.detection.objects import BOXES, Objects
 from headway_server.tasks.images.model import ImageModel, Images, SeenImage
@@ -19,31 +20,33 @@ from headway_server.tasks.outputs import LOGITS
 
 MAX_OBJECTS: Final = maximum("DetectObjectsRequest.max_object_count")
 MAX_LABELS: Final = most_elements("DetectObjectsRequest.labels")
-THRESHOLD: Final = rules_of("DetectObjectsRequest.threshold").default_number or 0.0
-"""Default threshold, that of transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionParameters:
     """Which objects are returned."""
 
-    threshold: float = THRESHOLD
-    """Objects with a score of at most this are left out."""
+    threshold: float | None = None
+    """Objects with a score of at most this are left out; None: the model's."""
+    nms_threshold: float | None = None
+    """Intersection over union above which the worse of two objects of a label is left out; None: the model's."""
     max_objects: int = 0
     """Most objects of an image, the best first; 0: all that the model gives."""
     labels: Sequence[str] = ()
-    """Labels whose objects are returned; none: all."""
+    """Labels whose objects are returned; none: all. Of a model without labels of its own: texts."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InvalidInputError("threshold", f"is {self.threshold:g}; it goes from 0 to 1")
+        for name in ("threshold", "nms_threshold"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise InvalidInputError(name, f"is {value:g}; it goes from 0 to 1")
         if not 0 <= self.max_objects <= MAX_OBJECTS:
             raise InvalidInputError(
                 "max_object_count", f"is {self.max_objects}; it goes from 1 to {MAX_OBJECTS}, 0 for all"
             )
         if len(self.labels) > MAX_LABELS:
             raise InvalidInputError(
-                "labels", f"has {len(self.labels)} elements, the limit is {MAX_LABELS}; leave it out for all labels"
+                "labels", f"has {len(self.labels)} elements, the limit is {MAX_LABELS}; leave some out"
             )
 
 
@@ -52,12 +55,14 @@ class DetectedObjects:
     """Objects of one image, and the image's size in pixels."""
 
     objects: Objects
+    names: Sequence[str]
+    """Names of the labels, by number."""
     width: int
     height: int
 
 
 class ObjectDetector(ImageModel):
-    """Finds objects in images."""
+    """Finds objects of the model's labels in images."""
 
     @classmethod
     def _expected(cls, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
@@ -79,21 +84,37 @@ class ObjectDetector(ImageModel):
             RequestError: A label is none of the model's, the images cannot be read, the queue is full, the deadline
                 passed, the server is draining.
         """
-        scheme, most = demanded(self.bundle.manifest.detection), parameters.max_objects or None
         chosen = self._choose(parameters.labels) if parameters.labels else None
 
         def read(row: Tensors, image: SeenImage) -> DetectedObjects:
-            size = (image.width, image.height)
-            found = Objects.of(
-                row[LOGITS], row[BOXES], scheme, threshold=parameters.threshold, size=size, chosen=chosen
-            )
-            objects = Objects(found.scores[:most], found.labels[:most], found.boxes[:most])
-            return DetectedObjects(objects=objects, width=image.width, height=image.height)
+            return self._read(row[LOGITS], row[BOXES], image, parameters, names=self.labels, chosen=chosen)
 
-        num_values = scheme.num_queries * len(self.labels)
-        return await self._answer(images, (LOGITS, BOXES), read, deadline, num_labels=num_values)
+        return await self._answer(images, self._outputs, read, deadline, num_labels=self._num_values(len(self.labels)))
 
-    def _choose(self, labels: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def _num_values(self, num_labels: int) -> int:
+        """Returns how many numbers are read of an image."""
+        return demanded(self.bundle.manifest.detection).num_queries * num_labels
+
+    def _read(
+        self,
+        logits: NDArray[np.float32],
+        boxes: NDArray[np.float32],
+        image: SeenImage,
+        parameters: DetectionParameters,
+        *,
+        names: Sequence[str],
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> DetectedObjects:
+        """Reads the objects of an image of its logits (Q, C) and boxes (Q, 4)."""
+        scheme, most = demanded(self.bundle.manifest.detection), parameters.max_objects or None
+        asked = {name: getattr(parameters, name) for name in ("threshold", "nms_threshold")}
+        chosen_thresholds = {name: getattr(scheme, name) if value is None else value for name, value in asked.items()}
+        size = (image.width, image.height)
+        found = Objects.of(logits, boxes, scheme, size=size, chosen=chosen, **chosen_thresholds)
+        objects = Objects(found.scores[:most], found.labels[:most], found.boxes[:most])
+        return DetectedObjects(objects=objects, names=names, width=image.width, height=image.height)
+
+    def _choose(self, labels: Sequence[str]) -> NDArray[np.bool_]:
         """Returns which of the model's labels are asked for, (C,).
 
         Raises:

@@ -50,7 +50,7 @@ from headway_server.tasks.generation.thinking import ReasoningDelimiters, Thinki
 from headway_server.tasks.inspection.inspector import InspectedText, inspected_tokens
 from headway_server.tasks.inspection.maps import AttentionRequest
 from headway_server.tasks.parameters import SamplingPlan, plan_sampling
-from headway_server.tasks.prompt_images import PlacedImage, place_media
+from headway_server.tasks.prompt_images import PlacedImage, place_media, shown_images
 
 _STATES_AT_A_TIME: Final = 8
 """Constraint states made per turn of the pool; large ones take milliseconds each."""
@@ -422,7 +422,9 @@ class GenerationModel(DecodingModel):
             fitted = await self._opened(call, fitted)
             states = await self._start_constraint(call, constraint, fitted)
         media = [
-            await self._embed(job, prompt, images, field)
+            await self._embed(
+                job, prompt, images, field, wants_prompt=call.plan.parameters.wants_prompt_log_probabilities
+            )
             for prompt, images, field in zip(fitted, placed, call.fields, strict=bool(placed))
         ]
         return [
@@ -432,13 +434,32 @@ class GenerationModel(DecodingModel):
         ]
 
     async def _embed(
-        self, job: DecodingJob, prompt: FittedPrompt, images: Elements[PlacedImage], field: str
+        self,
+        job: DecodingJob,
+        prompt: FittedPrompt,
+        images: Elements[PlacedImage],
+        field: str,
+        *,
+        wants_prompt: bool,
     ) -> PromptMedia | None:
-        """Computes the embeddings of a prompt's images, once it is known to fit."""
+        """Computes the embeddings of a prompt's images, once it is known to fit and which of them are left of it.
+
+        Raises:
+            InvalidInputError: An image is damaged, or was cut where that is not possible, or log-probabilities of a
+                prompt are asked for whose tokens see those behind them.
+        """
         if self._images is None or not images:
             return None
-        embeddings = await self._images.embed(images, job)
-        return place_media(prompt.input_ids, self._images.prompt, images, embeddings, field=field)
+        of_images = self._images.prompt
+        if wants_prompt and of_images.attention == "prompt":
+            raise InvalidInputError(
+                field,
+                f"has no log-probabilities: each token of a prompt of {self.bundle.manifest.name} sees all others; ask "
+                "for those of the answer alone",
+            )
+        shown = shown_images(of_images, images, int(np.count_nonzero(prompt.input_ids == of_images.token)))
+        embeddings = await self._images.embed(shown, job)
+        return place_media(prompt.input_ids, of_images, shown, embeddings, field=field)
 
     async def _compile(self, call: _Call) -> CompiledConstraint | None:
         if call.plan.constraint is None:

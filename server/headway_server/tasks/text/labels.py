@@ -92,7 +92,7 @@ class LabelVectors:
         return (await self._of(("labels", str(len(labels)), *labels, *templates), make)).vectors
 
     async def of_texts(
-        self, texts: Sequence[str], reading: Sequence[str], *, max_text_bytes: int, embed: Embed
+        self, texts: Sequence[str], reading: Sequence[str], *, max_text_bytes: int, embed: Embed, field: str = "texts"
     ) -> SetVectors:
         """Returns the vectors of candidate texts, of length one; errors are those of `of`.
 
@@ -101,8 +101,9 @@ class LabelVectors:
             reading: Other inputs of the vectors, such as the name of a prompt.
             max_text_bytes: Maximum bytes of a text.
             embed: Embeds texts.
+            field: Name of the texts in the request.
         """
-        fields = check_texts("texts", texts, MAX_LABELS, max_text_bytes)
+        fields = check_texts(field, texts, MAX_LABELS, max_text_bytes)
         return await self._of(("texts", *reading, *texts), lambda: embed(texts, fields))
 
     async def _of(self, parts: Sequence[str], make: Callable[[], Awaitable[SetVectors]]) -> SetVectors:

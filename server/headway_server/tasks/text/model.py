@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchGraph, Postprocess, Tensors
 from headway_server.batching.settings import MAX_TEXTS
-from headway_server.bundles import BBOX, TOKENIZER_FILE, Bundle, Manifest, SpecialTokens, demanded
+from headway_server.bundles import BBOX, TOKENIZER_FILE, Bundle, GraphRole, Manifest, SpecialTokens, demanded
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelUsage, Observer
 from headway_server.preprocessing import EncodedText, TextTokenizer
@@ -145,6 +145,8 @@ class TextModel(StatelessModel):
     """Model that reads texts, and embeds them if its graph has embeddings. Used directly for embedding models."""
 
     _noun = "texts"
+    _role: ClassVar[GraphRole] = "model"
+    """Graph that reads the texts."""
     _labels_tokens = False
     """True if the graph has logits for each token, (T, C), instead of for the text, (C,)."""
 
@@ -193,7 +195,7 @@ class TextModel(StatelessModel):
             largest=demanded(manifest.limits.max_input_tokens),
             batch=settings.batching.batch_tokens(runtime.device),
         )
-        session = runtime.open(bundle, variant.graphs["model"])
+        session = runtime.open(bundle, variant.graphs[cls._role])
         graph = text_graph(session, manifest.special_tokens, cls._postprocess(manifest))
         length = min(_WARM_UP_LENGTH, manifest.limits.max_input_tokens or 1)
         first = EncodedText(input_ids=np.zeros(length, np.int64), boxes=_no_boxes(manifest, length))

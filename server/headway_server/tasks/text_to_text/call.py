@@ -147,6 +147,8 @@ class TextToTextCall:
         if self.request.target_prefixes and self.request.target_prefixes[index]:
             field, prefix = self.prefix_names[index], self.request.target_prefixes[index]
             prefix_ids = self.phrases.encode_prefix(field, prefix, max_new_tokens)
+            if prefix_ids[: len(self.start_ids)] == tuple(self.start_ids):  # the task's token of Donut's prompts
+                prefix_ids = prefix_ids[len(self.start_ids) :]
         phrases = _NO_PHRASES
         if self.request.phrases:
             asked = self.request.phrases[index]

@@ -5,6 +5,7 @@ import random
 import numpy as np
 
 from headway_server.decoding.core.prefill import PrefixCache
+from headway_server.decoding.interfaces import Block, PromptMedia, steps_of
 
 CHUNK = 4
 
@@ -90,3 +91,38 @@ def test_prompts_of_different_salts_share_nothing():
     chains = [cache.digests(tokens, salt) for salt in ("", "one", "other", "one")]
     assert chains[1] == chains[3]
     assert len({digest for chain in chains for digest in chain}) == 9
+
+
+def media_of(*blocks):
+    return PromptMedia(np.zeros(0, np.int64), (), (), None, tuple(Block(*block) for block in blocks))
+
+
+def test_no_prompt_goes_on_within_tokens_that_attend_to_each_other():
+    cache, tokens = PrefixCache(capacity=8, chunk=CHUNK), np.arange(18)
+    assert len(cache.digests(tokens, media=media_of((2, 10)))) == 4
+    assert len(cache.digests(tokens, media=media_of((14, 18)))) == 3
+    assert cache.digests(tokens, media=media_of((0, 18))) == []
+    for digest in cache.digests(tokens, media=media_of((2, 10)))[:2]:
+        cache.reserve(digest)
+    digests = cache.digests(tokens, media=media_of((2, 10)))
+    assert cache.look_up(digests, 18, media_of((2, 10))) == ([], 0)
+    cache.reserve(digests[2])
+    assert cache.look_up(digests, 18, media_of((2, 10)))[1] == 12
+
+
+def test_a_chunk_within_a_block_is_another_where_the_block_goes_on_in_another_way():
+    cache, tokens = PrefixCache(capacity=8, chunk=CHUNK), np.arange(18)
+    other = np.where(tokens == 9, 99, tokens)
+    chains = [
+        cache.digests(ids, media=media_of(block)) for ids in (tokens, other) for block in ((2, 6), (2, 9), (2, 10))
+    ]
+    assert len({chain[0] for chain in chains}) == 4  # the last token is beyond two of the blocks
+    assert chains[0][0] != cache.digests(tokens)[0]
+
+
+def test_steps_end_with_chunks_and_blocks():
+    media = media_of((2, 10), (13, 14), (14, 20))
+    steps = [(0, 2), (2, 10), (10, 12), (12, 13), (13, 14), (14, 20), (20, 24), (24, 25)]
+    assert list(steps_of(25, CHUNK, media)) == steps
+    assert list(steps_of(6, CHUNK, None)) == [(0, 4), (4, 6)]
+    assert list(steps_of(6, CHUNK, media_of((0, 6)))) == [(0, 6)]

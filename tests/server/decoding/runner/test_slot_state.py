@@ -157,7 +157,7 @@ def test_a_snapshot_is_the_whole_of_a_recurrent_state_and_no_positions():
     past["past_state"][:] = np.arange(SLOTS)[:, np.newaxis]
     state.keep(3, 2)
     past["past_state"][3] = 9
-    state.keep_chunk(2, 0, 2, (0, 4))
+    state.keep_chunk(2, 0, 2, (0, 4), 2)
     state.restore(2, 0)
     assert past["past_state"][:, 0].tolist() == [3, 1, 2, 9]
     assert past["past_key"][:, 0, 0, 0].tolist() == [0, 1, 2, 3]
@@ -220,7 +220,7 @@ def test_a_window_survives_copies_chunks_and_reordering(window, num_rows):
             reading.read(0, tokens[: start + CHUNK], start)
             if start + CHUNK <= length:
                 places.append((0, LONG - CHUNK * (len(places) + 1)))
-                state.keep_chunk(0, start, start + CHUNK, places[-1])
+                state.keep_chunk(0, start, start + CHUNK, places[-1], start + CHUNK)
         state.copy(0, 1, length)
         reading.read(1, [*tokens, 1, 2, 3], length)
         state.reuse_chunks(places, CHUNK, 2)

@@ -28,7 +28,7 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
-from tiny_bundles import write_box_bundle, write_map_bundle  # noqa: E402
+from tiny_bundles import write_box_bundle, write_map_bundle, write_named_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 from tiny_transcriber import tones, write_wav  # noqa: E402
 
@@ -366,6 +366,21 @@ def test_maps_are_drawn_over_the_picture(page: Page, tmp_path: Path) -> None:
         page.get_by_label("Model").select_option("depths/1")
         assert "(white), metres" in answer(page)
         assert is_accessible_and_fits(page)
+
+
+def test_objects_of_any_label_are_looked_for_by_a_model_without_labels(page: Page, tmp_path: Path) -> None:
+    write_named_box_bundle(tmp_path / "store")
+    Image.new("RGB", (80, 40), (200, 135, 60)).save(tmp_path / "photo.png")
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "detect")
+        expect(page.get_by_label("Labels")).to_have_value("a person, a dog, a red car")
+        page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
+        expect(page.locator(".output .bars li").first).to_contain_text("a red car", timeout=10_000)
+        page.get_by_label("Labels").fill("red green, blue")
+        assert "red green" in answer(page)
+        page.get_by_label("Labels").fill("")
+        page.get_by_role("button", name="Find").click()
+        expect(page.locator(".problem")).to_contain_text("has no labels of its own", timeout=10_000)
 
 
 def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page: Page, address: str) -> None:

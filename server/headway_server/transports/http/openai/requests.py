@@ -346,6 +346,10 @@ class ImagePart(Part):
         return self.image_url.image(f"{field}.image_url")
 
 
+_BREAKS: Final = b" \t\r\n"
+"""What encoders for mail put between the lines of base64."""
+
+
 def image_of_url(url: str, field: str) -> TurnImage:
     """Decodes the image of a data URL (RFC 2397); `field` is its name in error messages.
 
@@ -357,8 +361,9 @@ def image_of_url(url: str, field: str) -> TurnImage:
         raise InvalidInputError(
             field, "is not a data URL, and this server fetches nothing; send data:image/jpeg;base64, and the image"
         )
+    encoded = body.encode("ascii", "replace").translate(None, _BREAKS)
     try:
-        return TurnImage(data=base64.b64decode(body, validate=True), field=field)
+        return TurnImage(data=base64.b64decode(encoded, validate=True), field=field)
     except ValueError as error:
         raise InvalidInputError(field, f"is not base64 ({error}); encode the whole file") from None
 

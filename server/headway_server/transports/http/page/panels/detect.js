@@ -6,6 +6,7 @@ import { base64, pointed } from "../images.js";
 const COLOURS = ["#3b78d8", "#d9822b", "#3a9d5d", "#c0392b", "#8e5bc7", "#1fa3b5"];
 const THINNEST = 2; // pixels of the screen
 const LETTER = 13;
+const LOOKED_FOR = "a person, a dog, a red car"; // of models without labels of their own
 
 /** Draws boxes with their labels over a picture, the best last. */
 function drawBoxes({ canvas, image }, objects) {
@@ -32,11 +33,19 @@ export const detect = {
   capabilities: ["detect_object"],
   open(place, served) {
     let file = null;
-    const model = modelChoice(served);
+    const model = modelChoice(served, suggest);
     const input = element("input", { type: "file", accept: "image/*" });
     const threshold = number({ min: 0, max: 1, step: 0.05 });
+    const overlap = number({ min: 0, max: 1, step: 0.05 });
     const labels = element("input", { type: "text", autocomplete: "off" });
     const picture = pointed();
+
+    /** Fills in labels for a model without any, and takes them out for another. */
+    function suggest() {
+      const needsLabels = !chosen(model, served).labels?.length;
+      if (needsLabels && !labels.value) labels.value = LOOKED_FOR;
+      else if (!needsLabels && labels.value === LOOKED_FOR) labels.value = "";
+    }
 
     async function take([chosenFile]) {
       if (!chosenFile?.type.startsWith("image/")) return;
@@ -49,8 +58,9 @@ export const detect = {
       fields: [
         field("Model", model),
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."),
-        field("Threshold", threshold, "Empty: 0.5"),
-        field("Labels", labels, "Labels of the model, with commas between; empty: all"),
+        field("Threshold", threshold, "Empty: the model's, mostly 0.5"),
+        field("Overlap", overlap, "Of boxes of a label, above which the worse is left out; empty: the model's"),
+        field("Labels", labels, "With commas between. Labels of the model, empty: all; any texts for a model without labels"),
         picture.node,
       ],
       label: "Find",
@@ -63,6 +73,7 @@ export const detect = {
             model: chosen(model, served).name,
             images: [await base64(file)],
             threshold: threshold.given(),
+            nmsThreshold: overlap.given(),
             labels: labels.value.split(",").map((one) => one.trim()).filter(Boolean),
           },
         };
@@ -76,6 +87,7 @@ export const detect = {
         show(output, found, timings(answer));
       },
     });
+    suggest();
     input.addEventListener("change", () => take(input.files));
     place.append(form.node);
     return {
