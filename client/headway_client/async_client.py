@@ -24,12 +24,14 @@ from headway_client.options import (
     ChatOptions,
     ClassifyAudioOptions,
     ClassifyImageOptions,
+    ClassifyPixelsOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
     ClassifyVideoOptions,
     DetectObjectsOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    EstimateDepthOptions,
     FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
@@ -77,6 +79,7 @@ from headway_client.results import (
     AudioClassification,
     BundleList,
     BundleStatus,
+    DepthMap,
     EmbeddingAnswer,
     FilledText,
     GeneratedImage,
@@ -90,6 +93,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     ObjectDetection,
+    PixelClassification,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -329,6 +333,20 @@ class AsyncClient:
     ) -> Answer[ObjectDetection]:
         """Returns the objects of every image, each with a box around it."""
         return await self._send(requests.detect_objects(images, **options), timeout_s)
+
+    @spell_out
+    async def classify_pixels(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyPixelsOptions]
+    ) -> Answer[PixelClassification]:
+        """Returns a map of labels for every image."""
+        return await self._send(requests.classify_pixels(images, **options), timeout_s)
+
+    @spell_out
+    async def estimate_depth(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[EstimateDepthOptions]
+    ) -> Answer[DepthMap]:
+        """Returns a depth map for every image."""
+        return await self._send(requests.estimate_depth(images, **options), timeout_s)
 
     @spell_out
     async def embed_text(

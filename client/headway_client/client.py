@@ -18,12 +18,14 @@ from headway_client.options import (
     ChatOptions,
     ClassifyAudioOptions,
     ClassifyImageOptions,
+    ClassifyPixelsOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
     ClassifyVideoOptions,
     DetectObjectsOptions,
     EmbedImageOptions,
     EmbedTextOptions,
+    EstimateDepthOptions,
     FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
@@ -71,6 +73,7 @@ from headway_client.results import (
     AudioClassification,
     BundleList,
     BundleStatus,
+    DepthMap,
     EmbeddingAnswer,
     FilledText,
     GeneratedImage,
@@ -84,6 +87,7 @@ from headway_client.results import (
     ModelDetails,
     ModelList,
     ObjectDetection,
+    PixelClassification,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -330,6 +334,20 @@ class Client:
     ) -> Answer[ObjectDetection]:
         """Returns the objects of every image, each with a box around it."""
         return self._send(requests.detect_objects(images, **options), timeout_s)
+
+    @spell_out
+    def classify_pixels(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[ClassifyPixelsOptions]
+    ) -> Answer[PixelClassification]:
+        """Returns a map of labels for every image."""
+        return self._send(requests.classify_pixels(images, **options), timeout_s)
+
+    @spell_out
+    def estimate_depth(
+        self, images: Images = (), *, timeout_s: float | None = None, **options: Unpack[EstimateDepthOptions]
+    ) -> Answer[DepthMap]:
+        """Returns a depth map for every image."""
+        return self._send(requests.estimate_depth(images, **options), timeout_s)
 
     @spell_out
     def embed_text(

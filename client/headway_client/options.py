@@ -435,6 +435,18 @@ class DetectObjectsOptions(ModelOptions, total=False):
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
+class ClassifyPixelsOptions(ModelOptions, total=False):
+    """Options of ClassifyPixels."""
+
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
+class EstimateDepthOptions(ModelOptions, total=False):
+    """Options of EstimateDepth."""
+
+    image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
+
+
 class EmbedImageOptions(ModelOptions, total=False):
     """Options of EmbedImage."""
 

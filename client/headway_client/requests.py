@@ -28,6 +28,7 @@ from headway.v1 import (
     audio_classification_service_pb2,
     caption_service_pb2,
     common_pb2,
+    depth_estimation_service_pb2,
     embedding_service_pb2,
     image_classification_service_pb2,
     image_service_pb2,
@@ -36,6 +37,7 @@ from headway.v1 import (
     object_detection_service_pb2,
     question_answering_service_pb2,
     ranking_service_pb2,
+    semantic_segmentation_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
     translation_service_pb2,
@@ -55,6 +57,7 @@ from headway_client.options import (
     ChatOptions,
     ClassifyAudioOptions,
     ClassifyImageOptions,
+    ClassifyPixelsOptions,
     ClassifyTextOptions,
     ClassifyTokensOptions,
     ClassifyVideoOptions,
@@ -63,6 +66,7 @@ from headway_client.options import (
     EarlyStopping,
     EmbedImageOptions,
     EmbedTextOptions,
+    EstimateDepthOptions,
     FillMaskOptions,
     GenerateImageOptions,
     GenerateTextOptions,
@@ -103,6 +107,7 @@ from headway_client.results import (
     AudioClassification,
     BundleList,
     BundleStatus,
+    DepthMap,
     EmbeddingAnswer,
     EmbeddingT_co,
     FilledText,
@@ -119,6 +124,7 @@ from headway_client.results import (
     ModelList,
     ModelReference,
     ObjectDetection,
+    PixelClassification,
     PreparedImage,
     PromptMasks,
     QuestionAnswers,
@@ -150,6 +156,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
     method.name: method
     for file in (
         caption_service_pb2,
+        depth_estimation_service_pb2,
         embedding_service_pb2,
         generation_pb2,
         image_classification_service_pb2,
@@ -163,6 +170,7 @@ _METHODS: Final[dict[str, MethodDescriptor]] = {
         question_answering_service_pb2,
         ranking_service_pb2,
         segmentation_pb2,
+        semantic_segmentation_service_pb2,
         speech_pb2,
         text_classification_service_pb2,
         text_to_text_service_pb2,
@@ -570,6 +578,22 @@ def detect_objects(images: Images = (), **options: Unpack[DetectObjectsOptions])
         values["labels"] = as_texts("labels", labels)
     count = len(contents) + _take_ids(values)
     return _unary("DetectObjects", values, ObjectDetection, count)
+
+
+def classify_pixels(images: Images = (), **options: Unpack[ClassifyPixelsOptions]) -> Call[Answer[PixelClassification]]:
+    """ClassifyPixels."""
+    contents = _as_images("images", images)
+    values = _values(ClassifyPixelsOptions, options, images=contents)
+    count = len(contents) + _take_ids(values)
+    return _unary("ClassifyPixels", values, PixelClassification, count)
+
+
+def estimate_depth(images: Images = (), **options: Unpack[EstimateDepthOptions]) -> Call[Answer[DepthMap]]:
+    """EstimateDepth."""
+    contents = _as_images("images", images)
+    values = _values(EstimateDepthOptions, options, images=contents)
+    count = len(contents) + _take_ids(values)
+    return _unary("EstimateDepth", values, DepthMap, count)
 
 
 def prepare_image(images: Images, **options: Unpack[PrepareImageOptions]) -> Call[Answer[PreparedImage]]:

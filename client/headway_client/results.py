@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin, g
 
 from google.protobuf.duration_pb2 import Duration
 
-from headway.v1 import common_pb2, model_service_pb2
+from headway.v1 import common_pb2, depth_estimation_service_pb2, model_service_pb2
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_MOST_LEVEL = 2**16 - 1
 ResultT = TypeVar("ResultT")
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -61,6 +62,17 @@ class Variant(StrEnum):
     INT8 = "int8"
     INT8_STATIC = "int8-static"
     INT4 = "int4"
+
+
+class DepthKind(StrEnum):
+    """Meaning of the values of a depth map."""
+
+    UNSPECIFIED = "unspecified"
+    """The checkpoint does not say."""
+    METRIC = "metric"
+    """Distance from the camera in metres."""
+    INVERSE = "inverse"
+    """Inverse of the distance, up to an unknown scale and shift."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -522,6 +534,72 @@ class ObjectDetection:
     objects: tuple[DetectedObject, ...]
     width: int
     height: int
+
+
+@dataclass(frozen=True, slots=True)
+class PixelLabel:
+    """A label of an image's pixels."""
+
+    label: str
+    label_index: int
+    """Number of the label among the model's labels, its level in the map."""
+    share: float
+    """Share of the pixels, 0 to 1."""
+    score: float
+    """Mean of the label's score over these pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelClassification:
+    """Labels of an image's pixels."""
+
+    class_map: bytes
+    """A grey PNG, whose levels are numbers of labels."""
+    labels: tuple[PixelLabel, ...]
+    """Labels in the map, the most frequent first."""
+    width: int
+    """Of the image, in pixels."""
+    height: int
+
+    def to_numpy(self) -> NDArray[np.integer[Any]]:
+        """Returns the number of each pixel's label, uint8 (height, width), or uint16 for more than 256 labels.
+
+        Raises:
+            ImportError: NumPy or Pillow is not installed.
+        """
+        return _levels(self.class_map)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class DepthMap:
+    """Depth of an image's pixels."""
+
+    png: bytes
+    """A grey PNG of 16 bits a pixel: level 0 is the minimum, level 65535 the maximum."""
+    minimum: float
+    maximum: float
+    kind: DepthKind
+    width: int
+    """Of the image, in pixels."""
+    height: int
+
+    def to_numpy(self) -> NDArray[np.float32]:
+        """Returns the depth of each pixel, float32 (height, width).
+
+        Raises:
+            ImportError: NumPy or Pillow is not installed.
+        """
+        levels = _levels(self.png).astype("float32")
+        return levels * ((self.maximum - self.minimum) / _MOST_LEVEL) + self.minimum  # type: ignore[no-any-return]
+
+
+def _levels(png: bytes) -> Any:
+    """Returns the levels of a grey PNG, (height, width)."""
+    numpy = import_numpy()
+    from PIL import Image  # noqa: PLC0415 (an extra)
+
+    levels = numpy.asarray(Image.open(io.BytesIO(png)))
+    return levels if levels.dtype == "uint8" else levels.astype("uint16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1157,6 +1235,7 @@ _NUMBERED: dict[type[StrEnum], Any] = {
     FinishReason: common_pb2.FinishReason,
     Variant: common_pb2.Variant,
     BundleState: model_service_pb2.BundleState,
+    DepthKind: depth_estimation_service_pb2.DepthKind,
 }
 """Protocol enum of each enum of this module."""
 

@@ -38,6 +38,8 @@ class LoadTask(StrEnum):
     FILL_MASK = "fill-mask"
     CLASSIFY_IMAGE = "classify-image"
     DETECT_OBJECTS = "detect-objects"
+    CLASSIFY_PIXELS = "classify-pixels"
+    ESTIMATE_DEPTH = "estimate-depth"
     EMBED_TEXT = "embed-text"
     SCORE_TEXT = "score-text"
     EMBED_IMAGE = "embed-image"
@@ -45,7 +47,13 @@ class LoadTask(StrEnum):
     @property
     def takes_images(self) -> bool:
         """True if the inputs are images."""
-        return self in (LoadTask.CLASSIFY_IMAGE, LoadTask.DETECT_OBJECTS, LoadTask.EMBED_IMAGE)
+        return self in (
+            LoadTask.CLASSIFY_IMAGE,
+            LoadTask.DETECT_OBJECTS,
+            LoadTask.CLASSIFY_PIXELS,
+            LoadTask.ESTIMATE_DEPTH,
+            LoadTask.EMBED_IMAGE,
+        )
 
     @property
     def decodes(self) -> bool:

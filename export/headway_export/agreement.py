@@ -11,6 +11,8 @@ a token or of an input, an embedding, a mask. Of each kind:
 - Masks: intersection over union of what either variant cuts out. Where neither cuts out anything, nothing is shown.
 - Objects: the share of either variant's objects that the other has too, with the same label and an intersection over
   union of one half; and the mean of theirs. Objects whose score is close to the threshold are no fault.
+- Pixels: as choices of one, and the mean over labels of the intersection over union of their pixels.
+- Depth: the sum of an image's differences, relative to that of its values.
 - Everything but objects: how each column of the rows varies over the inputs, by Lin's concordance (1989) without the
   shift of its mean, 2 cov / (var + var'): 1 if both variants vary alike, 0 if one of them answers a constant.
 
@@ -45,9 +47,9 @@ from headway_server.tasks.detection.objects import Objects
 from headway_server.tasks.outputs import log_softmax
 from headway_server.tasks.segmentation.decoder import PREDICTED_IOU
 
-Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask", "objects"]
-"""What a row is: logits of which one is chosen, or each by itself, a logit, a vector, logits of pixels, or the outputs
-of a detector."""
+Kind: TypeAlias = Literal["choice", "choices", "score", "vector", "mask", "objects", "pixel", "depth"]
+"""What a row is: logits of which one is chosen, or each by itself, a logit, a vector, logits of a mask's pixels, the
+outputs of a detector, logits of a pixel's labels, or the depth of an image's pixels."""
 
 MARGIN: Final = 0.25
 """Nats by which fp32 must hold its choice likelier than the variant's, for that to be a fault: 1.28 times as likely.
@@ -64,11 +66,14 @@ LIMITS: Final = {
     "least_cosine": 0.95,
     "mean_mask_iou": 0.95,
     "mean_box_iou": 0.9,
+    "mean_label_iou": 0.8,
+    "mean_relative_error": 0.05,
     "correlation": 0.9,
     "least_correlation": 0.5,
     "iou_correlation": 0.5,
 }
-"""The most nats a prediction, of fp32's distribution against the variant's; of all others the least."""
+"""The most nats a prediction, of fp32's distribution against the variant's, and the most relative error; of all others
+the least."""
 LIMITS_OF_KINDS: Final[dict[Kind, dict[str, float]]] = {"score": {"correlation": 0.98}, "choices": {"mean_cosine": 0.9}}
 """In place of these: scores are judged by little else, and the cosines of logits have no common part."""
 LIMITS_OF_INT4: Final = {
@@ -82,13 +87,16 @@ LIMITS_BESIDE_A_METRIC: Final = {"correlation": 0.5, "least_correlation": 0.2}
 """Where a task metric judges: a variant must not answer a constant."""
 LEAST_BOX_IOU: Final = 0.5
 """Intersection over union from which two boxes are of one object."""
-_DIVERGENCES: Final = ("mean_kl_divergence", "worst_kl_divergence")
+_ERRORS: Final = ("mean_kl_divergence", "worst_kl_divergence", "mean_relative_error")
+"""Figures that are better if they are smaller."""
 
 _UNIT: Final = 32
 """Neighbouring predictions of an input that count as one when an interval is computed, since they are much alike."""
 _FIRST_BAND: Final = 64
 """Positions of the first band; each further one has as many as all before it."""
 _LEAST_OF_A_BAND: Final = 16
+_LEAST_OF_A_LABEL: Final = 16
+"""Pixels from which a label has an intersection over union."""
 _MOST_COLUMNS: Final = 1024
 """Whose variation is compared, evenly from all of them."""
 _CONSTANT: Final = 0.05
@@ -148,7 +156,7 @@ class Judge:
         comparison = _Comparison(
             kind=self.kind,
             scheme=source.classification or ClassificationScheme(),
-            has_labels=bool(source.labels) and self.kind in ("choice", "choices"),
+            has_labels=bool(source.labels) and self.kind in ("choice", "choices", "pixel"),
             is_probability=source.scoring is None or source.scoring.activation == "sigmoid",
             detection=source.detection,
             num_masks=int(outputs[PREDICTED_IOU].shape[-1]) if self.kind == "mask" else 0,
@@ -189,7 +197,7 @@ class Judge:
         for name, value in figures.items():
             limit = limits.get(name)
             low, high = (value, value) if self.is_beside_a_metric else intervals.get(name, (value, value))
-            sign, end = (-1, high) if name in _DIVERGENCES else (1, low)
+            sign, end = (-1, high) if name in _ERRORS else (1, low)
             if math.isfinite(value) and (limit is None or sign * end >= sign * limit):
                 continue
             found = f"{candidate.precision}: {name} {where} is {value:.4f}"
@@ -298,6 +306,10 @@ class _Comparison:
     _agrees: list[NDArray[np.bool_]] = field(default_factory=list)
     _cosines: list[NDArray[np.float64]] = field(default_factory=list)
     _ious: list[NDArray[np.float64]] = field(default_factory=list)
+    _labels: list[NDArray[np.int64]] = field(default_factory=list)
+    """(2, R), labels of pixels by fp32 and by the variant."""
+    _errors: list[NDArray[np.float64]] = field(default_factory=list)
+    """(R,), of depth."""
     _positions: list[NDArray[np.int64]] = field(default_factory=list)
     _units: list[NDArray[np.int64]] = field(default_factory=list)
     """(R,), what counts as one in an interval."""
@@ -312,16 +324,10 @@ class _Comparison:
             return
         self.num_predictions += len(values)
         count = values.shape[1] - self.num_masks
-        for side, rows in zip(self._columns, (expected, values), strict=True):
-            kept = np.concatenate([rows[:, : count : -(-count // _MOST_COLUMNS)], rows[:, count:]], axis=1)
-            if self.kind == "choice":  # what a row's logits have in common says nothing
-                kept -= rows.mean(axis=1, keepdims=True)
-            side.append(kept)
+        self._keep_columns(expected, values, count)
         match self.kind:
-            case "choice":
-                self._divergences.append((np.exp(expected) * (expected - values)).sum(axis=1, dtype=np.float64))
-                chosen = np.take_along_axis(expected, values.argmax(axis=1)[:, np.newaxis], axis=1)[:, 0]
-                self._agrees.append(expected.max(axis=1) - chosen <= MARGIN)
+            case "choice" | "pixel":
+                self._add_choices(expected, values)
             case "score":
                 if self.is_probability:
                     self._divergences.append(_binary_divergences(expected, values))
@@ -333,8 +339,29 @@ class _Comparison:
                 self._agrees.append(is_unsure | ((expected >= limits) == (values >= limits)))
             case "vector":
                 self._cosines.append(_cosines(expected, values))
+            case "depth":
+                self._errors.append(_relative_errors(expected, values))
             case "mask":
                 self._ious.append(_ious(*(rows[0, :count].reshape(self.num_masks, -1) for rows in (expected, values))))
+
+    def _keep_columns(self, expected: NDArray[np.float32], values: NDArray[np.float32], count: int) -> None:
+        """Keeps some of the first `count` columns, and all further ones."""
+        for side, rows in zip(self._columns, (expected, values), strict=True):
+            kept = np.concatenate([rows[:, : count : -(-count // _MOST_COLUMNS)], rows[:, count:]], axis=1)
+            if self.kind in ("choice", "pixel"):  # what a row's logits have in common says nothing
+                kept -= rows.mean(axis=1, keepdims=True)
+            side.append(kept)
+
+    def _add_choices(self, expected: NDArray[np.float32], found: NDArray[np.float32]) -> None:
+        """Adds logarithms of probabilities, (R, C)."""
+        self._divergences.append((np.exp(expected) * (expected - found)).sum(axis=1, dtype=np.float64))
+        other = found.argmax(axis=1)
+        chosen = np.take_along_axis(expected, other[:, np.newaxis], axis=1)[:, 0]
+        agrees = expected.max(axis=1) - chosen <= MARGIN
+        self._agrees.append(agrees)
+        if self.kind == "pixel":
+            own = expected.argmax(axis=1)
+            self._labels.append(np.stack([own, np.where(agrees, own, other)]))
 
     def _add_objects(self, expected: NDArray[np.float32], found: NDArray[np.float32]) -> None:
         """Adds the objects of an image, (C,)."""
@@ -370,6 +397,8 @@ class _Comparison:
         if self._divergences:
             divergences = np.concatenate(self._divergences)
             values["mean_kl_divergence"] = divergences if divergences.ndim == 1 else divergences.mean(axis=1)
+        if self._errors:
+            values["mean_relative_error"] = np.concatenate(self._errors)
         if self._cosines:
             values["mean_cosine"] = np.concatenate(self._cosines)
         if self.kind == "choices":
@@ -387,6 +416,8 @@ class _Comparison:
             of_labels = np.atleast_2d(divergences.T)  # (C, R), or (1, R)
             bands = _means_of_bands(of_labels.mean(axis=0), np.concatenate(self._positions))
             figures["worst_kl_divergence"] = float(max([*of_labels.mean(axis=1), *bands]))
+        if self._labels and len(ious := _label_ious(np.concatenate(self._labels, axis=1))):
+            figures["mean_label_iou"] = float(ious.mean())
         if self._cosines:
             figures["least_cosine"] = float(np.concatenate(self._cosines).min())
         return figures
@@ -460,6 +491,24 @@ def _ious(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[
     second = np.where(np.abs(expected) <= MARGIN, first, found > 0)
     either = (first | second).sum(axis=1)
     shares: NDArray[np.float64] = (first & second).sum(axis=1)[either > 0] / either[either > 0]
+    return shares
+
+
+def _relative_errors(expected: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Computes the sum of differences, relative to that of expected values: (R, C), (R, C) -> (R,)."""
+    sums = np.abs(expected).sum(axis=1, dtype=np.float64)
+    errors: NDArray[np.float64] = np.abs(expected - found).sum(axis=1, dtype=np.float64)
+    errors /= np.maximum(sums, np.finfo(np.float64).tiny)
+    return errors
+
+
+def _label_ious(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Computes the intersection over union of each label with enough pixels in fp32: (2, R) -> (at most C,)."""
+    count = int(labels.max()) + 1
+    first, second = (np.bincount(row, minlength=count) for row in labels)
+    common = np.bincount(labels[0][labels[0] == labels[1]], minlength=count)
+    counted = first >= _LEAST_OF_A_LABEL
+    shares: NDArray[np.float64] = common[counted] / (first + second - common)[counted]
     return shares
 
 

@@ -63,7 +63,7 @@ def check(candidate: Candidate, reference: Reference) -> ParityFigures:
     comparison = Comparison(
         bound=LOGIT_BOUND if is_fp32 else None,
         recorded=exported.output_of(source),
-        of_softmax="logits" if exported.kind(source) == "choice" else None,
+        of_softmax="logits" if exported.kind(source) in ("choice", "pixel") else None,
     )
     try:
         exported.compare(candidate, reference, comparison)

@@ -33,6 +33,7 @@ from headway_server.bundles import (
     AudioPreprocessing,
     ClassificationScheme,
     Ctc,
+    Depth,
     Detection,
     Diffusion,
     FlowSpeech,
@@ -44,6 +45,7 @@ from headway_server.bundles import (
     SamplingDefaults,
     Scoring,
     Segmentation,
+    SemanticSegmentation,
     SoundPreprocessing,
     Space,
     SpecialTokens,
@@ -217,6 +219,10 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     image_prompt: ImagePrompt | None = None
     """How images stand in the prompts of a generation model; None: it reads none."""
+    semantic_segmentation: SemanticSegmentation | None = None
+    """How the outputs of a model that labels pixels become scores."""
+    depth: Depth | None = None
+    """Meaning of the outputs of a model that estimates depth."""
     detection: Detection | None = None
     """How the outputs of a detector become objects."""
     video: VideoFrames | None = None

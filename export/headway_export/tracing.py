@@ -67,13 +67,13 @@ _TRACED_SIZES = {
     "media": 9,
     "rows": 6,
     "columns": 5,
-    "height": 96,
-    "width": 128,
+    "height": 224,
+    "width": 448,
     "samples": 4400,
     "frames": 100,
 }
 """Sizes that a graph is traced at. Not 0 or 1, which PyTorch would take for fixed. The samples make an odd number of
-frames, which SEW fills up to pairs."""
+frames, which SEW fills up to pairs. Sides of images are whole patches of 14 and of 32 pixels."""
 _OTHER_SIZES = {
     "batch": 3,
     "length": 4,
@@ -88,8 +88,8 @@ _OTHER_SIZES = {
     "media": 8,
     "rows": 4,
     "columns": 7,
-    "height": 128,
-    "width": 64,
+    "height": 448,
+    "width": 224,
     "samples": 5200,
     "frames": 120,
 }

@@ -323,6 +323,18 @@ def test_labels_of_audios(server: Any, connect: Connect) -> None:
     assert (server.rules.requests[0].top_k, server.rules.requests[0].truncate) == (2, True)
 
 
+def test_maps_of_images(server: Any, connect: Connect) -> None:
+    caller = connect(server.address)
+    answer = caller.call("classify_pixels", [b"one", b"four"])
+    label = results.PixelLabel("sky", 2, 1.0, 0.5)
+    assert [(one.labels, one.width, one.height) for one in answer] == [((label,), width, 2) for width in (3, 4)]
+    assert answer[0].to_numpy().tolist() == [[0, 65535]]
+    [found] = caller.call("estimate_depth", image_ids="a")
+    assert (found.kind, found.minimum, found.maximum, found.width) == (results.DepthKind.METRIC, 1, 3, 1)
+    assert found.to_numpy().tolist() == [[1, 3]]
+    assert list(server.rules.requests[1].image_ids) == ["a"]
+
+
 def test_labels_of_a_video(server: Any, connect: Connect) -> None:
     answer = connect(server.address).call("classify_video", [b"one", b"two"], top_k=1)
     assert list(answer) == [results.VideoClassification((results.LabelScore("dancing", 0.75, True),), (0, 0, 1))]

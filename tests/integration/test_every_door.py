@@ -82,6 +82,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "ClassifyAudio": {"audios": [AUDIO]},
     "ClassifyVideo": {"frames": [IMAGE, IMAGE]},
     "DetectObjects": {"images": [IMAGE]},
+    "ClassifyPixels": {"images": [IMAGE]},
+    "EstimateDepth": {"images": [IMAGE]},
     "EmbedImage": {"images": [IMAGE]},
     "GenerateImage": {"parameters": {"step_count": 1}},
     "StreamGenerateImage": {"parameters": {"step_count": 1}},
@@ -242,6 +244,8 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.AUDIO_CLASSIFICATION: ([{"audio": [AUDIO]}], {"top_k": 2}),
     Task.VIDEO_CLASSIFICATION: ([{"frame": [IMAGE, IMAGE]}], {"top_k": 2}),
     Task.OBJECT_DETECTION: (OF_IMAGES, {"threshold": 0.25, "max_object_count": 2}),
+    Task.SEMANTIC_SEGMENTATION: (OF_IMAGES, {}),
+    Task.DEPTH_ESTIMATION: (OF_IMAGES, {}),
     Task.SEGMENTATION: (
         [
             {"image": [IMAGE], "point": [[9, 9]], "point_is_inside": [True], "box": [[2, 2, 30, 30]]},
@@ -379,6 +383,22 @@ TYPED: dict[Task, Typed] = {
         outputs=named("results.objects.label", "label")
         | named("results.objects.label_index", "label_index")
         | named("results.objects.score", "score"),
+    ),
+    Task.SEMANTIC_SEGMENTATION: Typed(
+        rpc="ClassifyPixels",
+        request=REQUESTS["ClassifyPixels"],
+        outputs=named("results.class_map", "class_map")
+        | named("results.labels.label", "label")
+        | named("results.labels.label_index", "label_index")
+        | named("results.labels.share", "share")
+        | named("results.labels.score", "score"),
+    ),
+    Task.DEPTH_ESTIMATION: Typed(
+        rpc="EstimateDepth",
+        request=REQUESTS["EstimateDepth"],
+        outputs=named("results.png", "depth_map")
+        | named("results.minimum", "minimum")
+        | named("results.maximum", "maximum"),
     ),
     Task.SEGMENTATION: Typed(
         rpc="SegmentImage",
@@ -789,6 +809,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "ClassifyAudio": ("classify-audio", "speech.wav"),
     "ClassifyVideo": ("classify-video", "picture.png", "picture.png"),
     "DetectObjects": ("detect-objects", "picture.png"),
+    "ClassifyPixels": ("classify-pixels", "picture.png"),
+    "EstimateDepth": ("estimate-depth", "picture.png"),
     "EmbedImage": ("embed-image", "picture.png"),
     "GenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1"),
     "StreamGenerateImage": ("generate-image", "-o", "drawn.png", "--step-count", "1", "--progress", "1"),

@@ -198,6 +198,24 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
         "loudness",
         (f"speech.wav --top-k 2 --truncate {MODEL}", "--file audios.txt --batch-size 1 --json"),
     ),
+    "classify-pixels": (
+        "maps",
+        (
+            f"picture.png --output drawn.png --overlay drawn.png {MODEL}",
+            "--file images.txt --batch-size 1 --json",
+            "--image-id {image_id}",
+            Refused("picture.png picture.png --output drawn.png", "give one image"),
+            Refused("--image-id {image_id} --overlay drawn.png", "draws over an image file"),
+        ),
+    ),
+    "estimate-depth": (
+        "depths",
+        (
+            f"picture.png --output drawn.png {MODEL}",
+            "--file images.txt --batch-size 1 --json",
+            "--image-id {image_id}",
+        ),
+    ),
     "classify-video": ("motion", (f"picture.png picture.png --top-k 2 {MODEL}", "picture.png --json")),
     "detect-objects": (
         "boxes",

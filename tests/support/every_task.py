@@ -50,6 +50,8 @@ def write_every_task(store: Path) -> None:
         store, name="pages", word_boxes=tiny_tagger.BOXES, tagging=Tagging(aggregation="first")
     )
     tiny_bundles.write_box_bundle(store)
+    tiny_bundles.write_map_bundle(store)
+    tiny_bundles.write_map_bundle(store, Task.DEPTH_ESTIMATION, name="depths")
     tiny_bundles.write_letter_bundle(store)
     tiny_bundles.write_loudness_bundle(store)
     tiny_bundles.write_whistle_bundle(store)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import re
 import threading
 import time
@@ -24,6 +25,8 @@ from headway.v1 import (
     audio_classification_service_pb2,
     audio_classification_service_pb2_grpc,
     common_pb2,
+    depth_estimation_service_pb2,
+    depth_estimation_service_pb2_grpc,
     embedding_service_pb2,
     embedding_service_pb2_grpc,
     generation_service_pb2,
@@ -40,6 +43,8 @@ from headway.v1 import (
     question_answering_service_pb2_grpc,
     ranking_service_pb2,
     ranking_service_pb2_grpc,
+    semantic_segmentation_service_pb2,
+    semantic_segmentation_service_pb2_grpc,
     text_classification_service_pb2,
     text_classification_service_pb2_grpc,
     text_to_text_service_pb2,
@@ -51,6 +56,10 @@ from headway.v1 import (
 )
 
 MODEL = common_pb2.ModelReference(name="rule", version="1", variant=common_pb2.VARIANT_FP32)
+LEVELS = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABEAAAAACB2fwVAAAADUlEQVR4nGNgYPj/HwADAgH/5ncLrgAAAABJRU5ErkJggg=="
+)
+"""A PNG of two pixels of 16 bits: 0 and 65535."""
 TIMINGS = common_pb2.Timings(
     total=duration_pb2.Duration(seconds=1, nanos=500_000_000), queue=duration_pb2.Duration(nanos=250_000_000)
 )
@@ -414,6 +423,35 @@ class Detection(object_detection_service_pb2_grpc.ObjectDetectionServiceServicer
         return object_detection_service_pb2.DetectObjectsResponse(results=results, model=MODEL, timings=TIMINGS)
 
 
+class Pixels(semantic_segmentation_service_pb2_grpc.SemanticSegmentationServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def ClassifyPixels(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        label = semantic_segmentation_service_pb2.PixelLabel(label="sky", label_index=2, share=1, score=0.5)
+        results = [
+            semantic_segmentation_service_pb2.PixelClassification(
+                class_map=LEVELS, labels=[label], width=len(image), height=2
+            )
+            for image in (*request.images, *request.image_ids)
+        ]
+        return semantic_segmentation_service_pb2.ClassifyPixelsResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
+class Depth(depth_estimation_service_pb2_grpc.DepthEstimationServiceServicer):
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+
+    async def EstimateDepth(self, request: Any, context: Any) -> Any:
+        await self.rules.admit(request, context)
+        results = [
+            depth_estimation_service_pb2.DepthMap(png=LEVELS, minimum=1, maximum=3, kind=1, width=len(image), height=2)
+            for image in (*request.images, *request.image_ids)
+        ]
+        return depth_estimation_service_pb2.EstimateDepthResponse(results=results, model=MODEL, timings=TIMINGS)
+
+
 class Embedding(embedding_service_pb2_grpc.EmbeddingServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -594,6 +632,8 @@ class RuleServer:
         audio_classification_service_pb2_grpc.add_AudioClassificationServiceServicer_to_server(Sounds(rules), server)
         video_classification_service_pb2_grpc.add_VideoClassificationServiceServicer_to_server(Videos(rules), server)
         object_detection_service_pb2_grpc.add_ObjectDetectionServiceServicer_to_server(Detection(rules), server)
+        semantic_segmentation_service_pb2_grpc.add_SemanticSegmentationServiceServicer_to_server(Pixels(rules), server)
+        depth_estimation_service_pb2_grpc.add_DepthEstimationServiceServicer_to_server(Depth(rules), server)
         embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(Embedding(rules), server)
         ranking_service_pb2_grpc.add_RankingServiceServicer_to_server(Ranking(rules), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(Models(rules), server)

@@ -20,6 +20,7 @@ from headway_server.bundles import (
     Architecture,
     Bundle,
     Ctc,
+    Depth,
     Detection,
     Embedding,
     FlowSpeech,
@@ -33,6 +34,7 @@ from headway_server.bundles import (
     Precision,
     QualityFigure,
     Scoring,
+    SemanticSegmentation,
     SoundPreprocessing,
     SpecialTokens,
     Task,
@@ -212,6 +214,36 @@ def write_box_bundle(store: Path, *, name: str = "boxes", version: str = "1") ->
             labels=COLOURS,
             image_preprocessing=FITTED,
             detection=Detection(scores="softmax", num_queries=3, max_objects=3),
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+def write_map_bundle(store: Path, task: Task = Task.SEMANTIC_SEGMENTATION, *, name: str = "maps") -> Bundle:
+    """Publishes the map model: each pixel's label is its strongest colour, or its depth is its brightness."""
+    pixels = TensorSpec(name="pixel_values", dtype="float32", shape=("batch", 3, "height", "width"))
+    is_depth = task is Task.DEPTH_ESTIMATION
+    output, shape = ("depth", ()) if is_depth else ("logits", (len(COLOURS),))
+    nodes = [
+        _constant("channels", np.array([1])),
+        helper.make_node("AveragePool", ["pixel_values"], ["pooled"], kernel_shape=[4, 4], strides=[4, 4]),
+        helper.make_node("ReduceMean", ["pooled", "channels"], ["depth"], keepdims=0)
+        if is_depth
+        else helper.make_node("Identity", ["pooled"], ["logits"]),
+    ]
+    spec = TensorSpec(name=output, dtype="float32", shape=("batch", *shape, "rows", "columns"))
+    with staging_folder(store) as folder:
+        graph = _save_graph(folder, nodes, [pixels], [spec])
+        manifest = _manifest(
+            folder,
+            graph,
+            name=name,
+            version="1",
+            task=task,
+            labels=() if is_depth else COLOURS,
+            image_preprocessing=FITTED,
+            depth=Depth(kind="metric") if is_depth else None,
+            semantic_segmentation=None if is_depth else SemanticSegmentation(),
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

@@ -21,8 +21,10 @@ from headway_client.cli.output import (
 from headway_client.options import (
     CaptionImageOptions,
     ClassifyImageOptions,
+    ClassifyPixelsOptions,
     DetectObjectsOptions,
     EmbedImageOptions,
+    EstimateDepthOptions,
     RankImagesOptions,
 )
 from headway_client.results import Answer
@@ -30,7 +32,13 @@ from headway_client.streams import TextStream
 
 ResultT = TypeVar("ResultT")
 _ImageOptions: TypeAlias = (
-    CaptionImageOptions | ClassifyImageOptions | DetectObjectsOptions | EmbedImageOptions | RankImagesOptions
+    CaptionImageOptions
+    | ClassifyImageOptions
+    | ClassifyPixelsOptions
+    | DetectObjectsOptions
+    | EmbedImageOptions
+    | EstimateDepthOptions
+    | RankImagesOptions
 )
 """Options of calls with several images or image ids."""
 

@@ -15,8 +15,8 @@ from headway_client.options import SegmentEverythingOptions, SegmentImageOptions
 from headway_client.requests import SegmentPrompt
 from headway_client.results import Mask
 
-_COLOURS = ((230, 60, 60), (60, 140, 230), (70, 180, 90), (240, 170, 40), (150, 90, 210), (40, 190, 190))
-_OPACITY = 0.5
+COLOURS = ((230, 60, 60), (60, 140, 230), (70, 180, 90), (240, 170, 40), (150, 90, 210), (40, 190, 190))
+OPACITY = 0.5
 """Opacity of the colour over a segment."""
 
 Points = Annotated[list[str] | None, typer.Option(metavar="X,Y", help="Point inside the segment. May be repeated.")]
@@ -105,7 +105,12 @@ def _row(mask: Mask) -> tuple[str, ...]:
     return f"{mask.predicted_iou:.3f}", f"{mask.stability:.3f}", str(mask.area), box
 
 
-def _picture_library() -> Any:
+def picture_library() -> Any:
+    """Returns Pillow's modules `Image` and `ImageOps`.
+
+    Raises:
+        typer.BadParameter: Pillow or NumPy is not installed.
+    """
     try:
         import numpy  # noqa: F401, PLC0415 (an extra)
         from PIL import Image, ImageOps  # noqa: PLC0415 (an extra)
@@ -118,7 +123,7 @@ def _save_masks(masks: Sequence[Mask], image: Path | None, file: Path) -> None:
     """Writes one mask in white; several in different grey levels, the smaller over the larger."""
     import numpy as np  # noqa: PLC0415 (an extra)
 
-    image_module, image_operations = _picture_library()
+    image_module, image_operations = picture_library()
     if not masks:
         if image is None:
             raise ValueError(f"{file}: no mask was found, and the image's size is unknown without the image file")
@@ -137,11 +142,11 @@ def _save_overlay(masks: Sequence[Mask], image: Path, file: Path) -> None:
     """Writes the image with a colour over each segment."""
     import numpy as np  # noqa: PLC0415 (an extra)
 
-    image_module, image_operations = _picture_library()
+    image_module, image_operations = picture_library()
     with image_module.open(image) as opened:
         picture = np.asarray(image_operations.exif_transpose(opened).convert("RGB")).astype(np.float32)
     for number, mask in enumerate(sorted(masks, key=lambda mask: -mask.area)):
         inside = mask.to_numpy()
-        colour = np.array(_COLOURS[number % len(_COLOURS)], np.float32)
-        picture[inside] += _OPACITY * (colour - picture[inside])
+        colour = np.array(COLOURS[number % len(COLOURS)], np.float32)
+        picture[inside] += OPACITY * (colour - picture[inside])
     image_module.fromarray(picture.astype(np.uint8)).save(file)

@@ -68,24 +68,24 @@ class HuggingFaceDetector(nn.Module):
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """(B, 3, height, width) -> `logits` (B, Q, classes), `boxes` (B, Q, 4)."""
-        with _traceable(self.model):
+        with traceable(self.model):
             output = self.model(pixel_values=pixel_values, return_dict=True)
         return {"logits": output.logits, "boxes": output.pred_boxes}
 
 
 @contextmanager
-def _traceable(model: nn.Module) -> Iterator[None]:
-    """Lets the library's code be traced: without checks that ONNX has no operators for, and in batches of any size.
+def traceable(model: nn.Module) -> Iterator[None]:
+    """Lets the library's code be traced: without checks that ONNX has no operators for, and for inputs of any size.
 
-    `len` of a tensor is a number for the tracer, of which the graph would be.
+    `len` of a tensor and `int` of a size are numbers for the tracer, of which the graph would be.
     """
     module = vars(sys.modules[type(model).__module__])
     before = os.environ.get(_CHECKS_OFF)
-    os.environ[_CHECKS_OFF], module["len"] = "1", _length
+    os.environ[_CHECKS_OFF], module["len"], module["int"] = "1", _length, _Whole
     try:
         yield
     finally:
-        del module["len"]
+        del module["len"], module["int"]
         del os.environ[_CHECKS_OFF]
         if before is not None:
             os.environ[_CHECKS_OFF] = before
@@ -94,6 +94,13 @@ def _traceable(model: nn.Module) -> Iterator[None]:
 def _length(one: Any) -> int:
     """As `len`, but the length of a tensor may be a symbol."""
     return one.shape[0] if isinstance(one, Tensor) else len(one)
+
+
+class _Whole(int):
+    """As `int`, but a size may be a symbol."""
+
+    def __new__(cls, one: Any) -> Any:
+        return one if isinstance(one, torch.SymInt) else int(one)
 
 
 def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

@@ -28,7 +28,7 @@ from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
-from headway_server.errors import BundleError
+from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
 from headway_training.folders import first_line, labels_of, quiet
@@ -46,6 +46,10 @@ _LEVIT_SHARE: Final = 224 / 256
 """Share of a resized image's shorter side that LeViT crops, which its preprocessing does not state."""
 _YOLOS_MULTIPLE: Final = 16
 """Multiple that YOLOS rounds sides down to, which its preprocessing does not state."""
+_MOST_WHOLE_PIXELS: Final = 2**20
+"""Maximum pixels of an image that is resized to no size, which the memory of a model's attention grows with."""
+_MOST_ELONGATED: Final = 2.5
+"""Maximum pixels of an image that is resized to one side, in squares of the stated size; a film has 2.39 to 1."""
 _SAMPLE_SIZES: Final = ((64, 48), (301, 517), (517, 301), (640, 480), (224, 224), (1000, 333))
 """Width and height of the images that preprocessing is compared on."""
 LIMITS: Final = ImageLimits(max_bytes=2**26, max_pixels=2**24)
@@ -321,7 +325,7 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
         raise ValueError("images are not resized, and a graph reads one size")
     if getattr(processor, "do_thumbnail", None):
         return ImagePreprocessing(**_inside(processor), **normalization(processor))
-    square = _square_of(processor)
+    square = (of_any_size and _bounded_size_of(processor)) or _square_of(processor)
     if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
     return ImagePreprocessing(**(square or _map_size(processor, of_any_size=of_any_size)), **normalization(processor))
@@ -362,6 +366,19 @@ def _square_of(processor: Any) -> dict[str, Any]:
     if padded is None or (padded.height, padded.width) != (edge, edge):
         raise ValueError("images keep their proportions and are not padded to a square, and a graph reads one size")
     return {"height": edge, "width": edge, "resize": "longer_side"}
+
+
+def _bounded_size_of(processor: Any) -> dict[str, Any]:
+    """Returns how a depth model's images are resized without one size; nothing where they have one."""
+    size, multiple = processor.size, getattr(processor, "size_divisor", None)
+    if multiple and not size and not hasattr(processor, "ensure_multiple_of"):
+        side = int(_MOST_WHOLE_PIXELS**0.5) // multiple * multiple
+        sizes = {"resize": "multiple", "multiple": multiple, "height": side, "width": side}
+        return {**sizes, "max_pixels": side * side}
+    if not getattr(processor, "keep_aspect_ratio", False):
+        return {}
+    sizes = {"multiple": processor.ensure_multiple_of, "height": int(size.height), "width": int(size.width)}
+    return {**sizes, "resize": "nearest_side", "max_pixels": int(_MOST_ELONGATED * size.height * size.width)}
 
 
 def _inside(processor: Any) -> dict[str, Any]:
@@ -430,7 +447,10 @@ def _check_pixels(
         picture = Image.fromarray(coarse).resize((width, height), Image.Resampling.BILINEAR)
         file = io.BytesIO()
         picture.save(file, "PNG")
-        found = preprocessor.prepare(file.getvalue()).pixel_values
+        try:
+            found = preprocessor.prepare(file.getvalue()).pixel_values
+        except InvalidInputError:  # which is too elongated
+            continue
         try:
             expected = np.asarray(processor(picture, return_tensors="np")["pixel_values"][0])
         except Exception as error:  # whatever the library raises

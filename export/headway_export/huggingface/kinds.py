@@ -17,6 +17,7 @@ from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder
+from headway_export.huggingface.depth_estimators import read_depth_estimator
 from headway_export.huggingface.detectors import DETECTORS, read_detector
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
 from headway_export.huggingface.encoder_decoders import read_rewriter
@@ -57,6 +58,7 @@ from headway_export.huggingface.published import check_quantization, describe_qu
 from headway_export.huggingface.question_answerers import read_question_answerer
 from headway_export.huggingface.rerankers import is_reranker, read_reranker
 from headway_export.huggingface.segmenters import ARCHITECTURES, read_segmenter
+from headway_export.huggingface.semantic_segmenters import SEMANTIC_HEADS, read_semantic_segmenter
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
@@ -139,6 +141,8 @@ KINDS: Final = (
         encoder_decoders=frozenset(DETECTORS),
         read=read_detector,
     ),
+    Kind(task=Task.SEMANTIC_SEGMENTATION, heads=SEMANTIC_HEADS, read=read_semantic_segmenter),
+    Kind(task=Task.DEPTH_ESTIMATION, heads=("ForDepthEstimation",), read=read_depth_estimator),
     Kind(task=Task.VIDEO_CLASSIFICATION, heads=("ForVideoClassification",), read=read_video_classifier),
     Kind(task=Task.SEGMENTATION, heads=ARCHITECTURES, read=read_segmenter),
     Kind(task=Task.IMAGE_EMBEDDING, heads=(), read=read_image_embedder),

@@ -21,6 +21,8 @@ TASKS: Final[dict[Task, str]] = {
     Task.TOKEN_CLASSIFICATION: "headway_export.tasks.tokens:TokenClassification",
     Task.IMAGE_CLASSIFICATION: "headway_export.tasks.images:ImageClassification",
     Task.OBJECT_DETECTION: "headway_export.tasks.detection:ObjectDetection",
+    Task.SEMANTIC_SEGMENTATION: "headway_export.tasks.pixels:PixelLabels",
+    Task.DEPTH_ESTIMATION: "headway_export.tasks.pixels:PixelDepth",
     Task.SEGMENTATION: "headway_export.tasks.segmentation:PromptedSegmentation",
     Task.IMAGE_GENERATION: "headway_export.tasks.image_generation:ImageGeneration",
     Task.SPEECH_SYNTHESIS: "headway_export.tasks.speech_synthesis:SpeechSynthesis",

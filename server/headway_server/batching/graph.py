@@ -35,6 +35,8 @@ _SMALL_RUN_S: Final = 2e-3
 _TINY_RUN_S: Final = 1e-3
 """Below this run time the call's own overhead exceeds the run, so one core is left free for handling calls
 (docs/lanes.md)."""
+_LONG_RUN_S: Final = 0.5
+"""A first run that takes more is timed well enough: what it does once takes some milliseconds."""
 _NUM_TIMED_RUNS: Final = 3
 
 _log = structlog.get_logger(__name__)
@@ -130,7 +132,7 @@ class BatchGraph:
         Args:
             item: Of a usual size.
             length: Its cost in a batch's budget.
-            expected: The shapes of an item's outputs, without the batch axis.
+            expected: The shapes of an item's outputs, without the batch axis; -1: any size.
 
         Returns:
             Most padding that an item may bring to a batch, in units of `length`, since more takes longer than a run of
@@ -147,7 +149,7 @@ class BatchGraph:
         except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
             raise BundleError(f"{file}: does not run ({error}); export the model again") from error
         for name, shape in expected.items():
-            if name not in found or found[name].shape != shape:
+            if name not in found or not _fits(found[name].shape, shape):
                 has = f"is {found[name].shape}" if name in found else "is missing"
                 raise BundleError(
                     f"{file}: {name} {has} of one input, by the manifest it is {shape}; export the model again"
@@ -177,6 +179,10 @@ class BatchGraph:
 
     def __repr__(self) -> str:
         return f"BatchGraph({self._session!r})"
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    return len(shape) == len(expected) and all(most in (-1, size) for size, most in zip(shape, expected, strict=True))
 
 
 def measure_padding(session: Session, inputs: Tensors, length: int) -> int | None:
@@ -222,7 +228,10 @@ def _time_on_one_core(session: Session, inputs: Tensors) -> float | None:
     """Returns the least time of a run in seconds; None on CUDA."""
     if session.device == "cuda":
         return None
+    began = time.perf_counter()
     session.run(inputs, on_one_core=True)
+    if (first_s := time.perf_counter() - began) > _LONG_RUN_S:
+        return first_s
     times_s = []
     for _ in range(_NUM_TIMED_RUNS):
         began = time.perf_counter()

@@ -132,6 +132,8 @@ class Task(StrEnum):
     QUESTION_ANSWERING = "question_answering"
     FILL_MASK = "fill_mask"
     OBJECT_DETECTION = "object_detection"
+    SEMANTIC_SEGMENTATION = "semantic_segmentation"
+    DEPTH_ESTIMATION = "depth_estimation"
     IMAGE_EMBEDDING = "image_embedding"
     SEGMENTATION = "segmentation"
     IMAGE_GENERATION = "image_generation"
@@ -276,9 +278,9 @@ class AgreementFigures(Record):
 
     Figures are `mean_kl_divergence` (nats a prediction), `worst_kl_divergence` (the largest mean over a label or a band
     of positions), `top_agreement` (share of tokens, labels or decisions that are fp32's, but for those of which fp32 is
-    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, `mean_box_iou`, and `correlation`,
-    `least_correlation` and `iou_correlation` (how alike outputs vary over the inputs: 1, and 0 for a constant; the mean
-    of all outputs, the least of a label, and that of predicted IoU).
+    unsure), `mean_cosine` and `least_cosine` of vectors, `mean_mask_iou`, `mean_box_iou`, `mean_label_iou` of pixels,
+    `mean_relative_error` of depth, and `correlation`, `least_correlation` and `iou_correlation` (how alike outputs vary
+    over the inputs: 1, and 0 for a constant; the mean of all outputs, the least of a label, and that of predicted IoU).
     """
 
     dataset: str
@@ -464,7 +466,9 @@ class ImagePreprocessing(Record):
 
     height: Size
     width: Size
-    resize: Literal["stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells"]
+    resize: Literal[
+        "stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells", "nearest_side", "multiple"
+    ]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
@@ -474,10 +478,12 @@ class ImagePreprocessing(Record):
     the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
     keeping proportions as far as that allows; `height` and `width` are the sides of the largest square. `cells`: to a
     longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
-    of the largest square."""
+    of the largest square. `nearest_side`: to `height` or to `width`, whichever changes the scale less, keeping
+    proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the multiple of `multiple`
+    below it. Of the last two, larger images than `max_pixels` are refused."""
     resize_size: Size | None = None
     multiple: Size = 1
-    """Both sides of an image are multiples of it, rounded down for `fit`."""
+    """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
     min_pixels: Size | None = None
     max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
@@ -492,7 +498,7 @@ class ImagePreprocessing(Record):
     @property
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
-        return self.resize == "fit" or self.has_cells
+        return self.resize in ("fit", "nearest_side", "multiple") or self.has_cells
 
     @property
     def has_cells(self) -> bool:
@@ -530,6 +536,8 @@ class ImagePreprocessing(Record):
     @property
     def largest(self) -> tuple[int, int]:
         """Height and width of the largest image that the graphs read; with `fit` it may lie on its side."""
+        if self.resize == "nearest_side":
+            return self.height, self._rounded(demanded(self.max_pixels) // self.height)
         if self.resize != "fit":
             return self.height, self.width
         shorter = min(self.resize_size or self.height, self.height)
@@ -551,6 +559,18 @@ class ImagePreprocessing(Record):
         """Returns width and height of an image after `longer_side`, as image processors of SAM compute them."""
         scale = self.height / max(width, height)
         return max(int(width * scale + 0.5), 1), max(int(height * scale + 0.5), 1)
+
+    def nearest(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `nearest_side`, as image processors of DPT compute them."""
+        scale = self.height / height
+        if abs(1 - self.width / width) < abs(1 - scale):
+            scale = self.width / width
+        sides = (round(scale * side / self.multiple) * self.multiple for side in (width, height))
+        return next(sides), next(sides)
+
+    def whole(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `multiple`, as image processors of GLPN compute them."""
+        return width - width % self.multiple, height - height % self.multiple
 
     def inside(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Returns width and height of an image after both steps of `inside`, as image processors of Donut do."""
@@ -586,7 +606,7 @@ class ImagePreprocessing(Record):
         if self.resize == "longer_side" and (self.resize_size is not None or self.height != self.width):
             raise ValueError("image_preprocessing: longer_side needs one size as height and width, and no resize_size")
         if not self.keeps_proportions and self.multiple != 1:
-            raise ValueError(f"image_preprocessing: multiple is for fit, pixels and cells, and resize is {self.resize}")
+            raise ValueError(f"image_preprocessing: multiple is for images of many sizes, and resize is {self.resize}")
         if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
             raise ValueError("image_preprocessing: pixels needs min_pixels and max_pixels")
         if self.resize == "cells" and (
@@ -594,7 +614,9 @@ class ImagePreprocessing(Record):
             or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
         ):
             raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
-        if self.resize == "pixels" and self.height * self.width > demanded(self.max_pixels):
+        if self.resize in ("nearest_side", "multiple") and not self.max_pixels:
+            raise ValueError(f"image_preprocessing: {self.resize} needs max_pixels")
+        if self.max_pixels and self.height * self.width > self.max_pixels:
             raise ValueError("image_preprocessing: height and width have more than max_pixels")
         return self
 
@@ -898,6 +920,30 @@ class Detection(Record):
     def num_extra_classes(self) -> int:
         """Classes that are no labels."""
         return int(self.scores == "softmax")
+
+
+class SemanticSegmentation(Record):
+    """Labels of pixels.
+
+    The graph has the output `logits`, float32 (batch, labels, rows, columns), which becomes a map of the whole image by
+    linear interpolation.
+    """
+
+    scores: Literal["softmax", "sum"] = "softmax"
+    """Scores of labels. `softmax`: of the logits. `sum`: the logits are sums over masks of the probability of the label
+    times that of the pixel."""
+
+
+class Depth(Record):
+    """Depth of pixels.
+
+    The graph has the output `depth`, float32 (batch, rows, columns), which becomes a map of the whole image by cubic
+    convolution.
+    """
+
+    kind: Literal["metric", "inverse", "unspecified"]
+    """`metric`: metres from the camera. `inverse`: the inverse of the distance, up to an unknown scale and shift.
+    `unspecified`: the checkpoint does not say."""
 
 
 class VideoFrames(Record):
@@ -1259,6 +1305,10 @@ class Manifest(Record):
     """None but for text_scoring."""
     detection: Detection | None = None
     """None but for object_detection."""
+    semantic_segmentation: SemanticSegmentation | None = None
+    """None but for the task of this name."""
+    depth: Depth | None = None
+    """None but for depth_estimation."""
     video: VideoFrames | None = None
     """None but for video_classification."""
     segmentation: Segmentation | None = None
@@ -1413,7 +1463,7 @@ def _check_image_prompt(manifest: Manifest) -> None:
     if manifest.image_prompt is None:
         return
     prompt, sizes = manifest.image_prompt, manifest.image_preprocessing
-    if sizes is None or sizes.resize == "fit":
+    if sizes is None or (sizes.keeps_proportions and not sizes.has_cells):
         raise ValueError("image_prompt: needs image_preprocessing to one size, or to pixels")
     is_of_cells = sizes.has_cells
     if (prompt.tokens_per_tile is None) != is_of_cells or (is_of_cells and prompt.tiles is not None):
@@ -1509,6 +1559,19 @@ def _check_detection(manifest: Manifest) -> None:
             if found != (needed := expected.get(name, {})):
                 raise ValueError(
                     f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {needed}"
+                )
+
+
+def _check_pixel_map(manifest: Manifest) -> None:
+    name, *leading = ("depth",) if manifest.task is Task.DEPTH_ESTIMATION else ("logits", len(manifest.labels))
+    for precision, variant in manifest.variants.items():
+        for role, graph in variant.graphs.items():
+            found = {spec.name: spec.shape for spec in graph.outputs}
+            shape = found.get(name, ())
+            if len(found) != 1 or shape[1:-2] != tuple(leading) or len(shape) != 3 + len(leading):
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the outputs {found}; {manifest.task} needs {name} "
+                    f"{('batch', *leading, 'rows', 'columns')}"
                 )
 
 
@@ -1643,6 +1706,10 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.QUESTION_ANSWERING: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,)),
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.OBJECT_DETECTION: TaskParts(needs=("image_preprocessing", "detection"), check=_check_detection),
+    Task.SEMANTIC_SEGMENTATION: TaskParts(
+        needs=("labels", "image_preprocessing", "semantic_segmentation"), check=_check_pixel_map
+    ),
+    Task.DEPTH_ESTIMATION: TaskParts(needs=("image_preprocessing", "depth"), check=_check_pixel_map),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
     Task.SEGMENTATION: TaskParts(
         graphs=("encoder", "decoder"), needs=("image_preprocessing",), check=_check_segmentation

@@ -30,7 +30,7 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from headway_server.bundles import ImagePreprocessing
+from headway_server.bundles import ImagePreprocessing, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.pool import image_pool
 
@@ -58,6 +58,8 @@ _TURNED: Final = range(5, 9)
 """Its values with width and height exchanged."""
 _MOST_ELONGATED: Final = 200
 """Limit of an image's longer side, in shorter ones, where it is resized to a number of pixels."""
+_BOUNDED: Final = ("nearest_side", "multiple")
+"""Ways of resizing that leave images of any size, of which large ones are refused."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -227,10 +229,17 @@ class ImagePreprocessor:
         if not settings.keeps_proportions:
             return (height, width) == (settings.height, settings.width)
         is_rounded = not height % settings.multiple and not width % settings.multiple
+        if settings.resize in _BOUNDED:
+            return is_rounded and 0 < height * width <= demanded(settings.max_pixels)
         sides = sorted((height, width))
         return sides[0] > 0 and all(map(le, sides, settings.largest)) and is_rounded
 
     def _sizes_as_text(self) -> str:
+        if self._settings.resize in _BOUNDED:
+            return (
+                f"[3, height, width], both sides multiples of {self._settings.multiple}, with at most "
+                f"{self._settings.max_pixels} pixels"
+            )
         if self._settings.resize != "fit":
             return str([3, self._settings.height, self._settings.width])
         shorter, longer = self._settings.largest
@@ -316,6 +325,8 @@ class ImagePreprocessor:
                     "crop it",
                 )
             size = settings.in_cells(*image.size)
+        elif settings.resize in _BOUNDED:
+            size = self._bounded_size(image, field)
         resized = image.resize(size, Image.Resampling[settings.interpolation.upper()])
         scale = size[0] / image.width, size[1] / image.height
         if settings.keeps_proportions or settings.resize == "longer_side":
@@ -324,6 +335,19 @@ class ImagePreprocessor:
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
         return resized, ImageTransform(scale=scale, offset=(-left, -top))
+
+    def _bounded_size(self, image: Image.Image, field: str) -> tuple[int, int]:
+        """Returns width and height of an image whose model reads any up to a number of pixels; errors: `resize`."""
+        settings, most = self._settings, demanded(self._settings.max_pixels)
+        size = settings.nearest(*image.size) if settings.resize == "nearest_side" else settings.whole(*image.size)
+        if not 0 < size[0] * size[1] <= most:
+            raise InvalidInputError(
+                field,
+                f"is {image.width} x {image.height} pixels and would become {size[0]} x {size[1]} for this model, "
+                f"which reads 1 to {most} pixels and sides that are multiples of {settings.multiple}; crop it or send "
+                "it in another size",
+            )
+        return size
 
     def _centred(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
         """Resizes an image in two steps and centres it on black; errors are those of `resize`."""

@@ -13,6 +13,7 @@ from headway.oip import grpc_predict_v2_pb2
 from headway.v1 import (
     audio_classification_service_pb2,
     caption_service_pb2,
+    depth_estimation_service_pb2,
     embedding_service_pb2,
     generation_service_pb2,
     image_classification_service_pb2,
@@ -25,6 +26,7 @@ from headway.v1 import (
     question_answering_service_pb2,
     ranking_service_pb2,
     segmentation_service_pb2,
+    semantic_segmentation_service_pb2,
     speech_service_pb2,
     text_classification_service_pb2,
     text_to_text_service_pb2,
@@ -43,6 +45,7 @@ from headway_server.services.inspection import InspectionService
 from headway_server.services.mask_filling import MaskFillingService
 from headway_server.services.models import ModelService
 from headway_server.services.object_detection import ObjectDetectionService
+from headway_server.services.pixels import DepthEstimationService, SemanticSegmentationService
 from headway_server.services.procedure import Procedure, procedures_of
 from headway_server.services.question_answering import QuestionAnsweringService
 from headway_server.services.ranking import RankingService
@@ -88,6 +91,8 @@ SERVICES: Final = (
     Service(file=audio_classification_service_pb2, servicer=AudioClassificationService),
     Service(file=video_classification_service_pb2, servicer=VideoClassificationService),
     Service(file=object_detection_service_pb2, servicer=ObjectDetectionService),
+    Service(file=semantic_segmentation_service_pb2, servicer=SemanticSegmentationService),
+    Service(file=depth_estimation_service_pb2, servicer=DepthEstimationService),
     Service(file=embedding_service_pb2, servicer=EmbeddingService),
     Service(file=image_generation_service_pb2, servicer=ImageGenerationService),
     Service(file=image_service_pb2, servicer=ImageService),

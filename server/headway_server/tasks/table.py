@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.images.classifier import ImageClassifier
     from headway_server.tasks.images.model import ImageModel
     from headway_server.tasks.mask_filling.model import MaskFiller
+    from headway_server.tasks.pixels.model import DepthEstimator, PixelClassifier
     from headway_server.tasks.question_answering.model import QuestionAnswerer
     from headway_server.tasks.segmentation.model import SegmentationModel
     from headway_server.tasks.sounds.classifier import AudioClassifier
@@ -105,6 +106,8 @@ CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image"
 CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
 CLASSIFY_VIDEOS: Final[Ability[VideoClassifier]] = Ability(name="classify_video", words="classify videos")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
+CLASSIFY_PIXELS: Final[Ability[PixelClassifier]] = Ability(name="classify_pixels", words="classify pixels of images")
+ESTIMATE_DEPTH: Final[Ability[DepthEstimator]] = Ability(name="estimate_depth", words="estimate depth in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
     name="answer_question", words="find answers to questions in texts"
@@ -213,6 +216,18 @@ FAMILIES: Final[dict[Task, Family]] = {
         can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "OBJECT_DETECTION",
     ),
+    Task.SEMANTIC_SEGMENTATION: Family(
+        loader="headway_server.tasks.pixels.model:PixelClassifier.load",
+        made_for=(CLASSIFY_PIXELS,),
+        can=(PREPARE_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "SEMANTIC_SEGMENTATION",
+    ),
+    Task.DEPTH_ESTIMATION: Family(
+        loader="headway_server.tasks.pixels.model:DepthEstimator.load",
+        made_for=(ESTIMATE_DEPTH,),
+        can=(PREPARE_IMAGES, READ_IMAGES),
+        tensors=_TENSORS + "DEPTH_ESTIMATION",
+    ),
     Task.IMAGE_EMBEDDING: Family(
         loader="headway_server.tasks.images.classifier:ImageClassifier.load",
         made_for=(EMBED_IMAGES,),
@@ -311,6 +326,8 @@ RPCS: Final[Mapping[str, Rpc]] = {
     "ClassifyAudio": Rpc(asked=CLASSIFY_AUDIOS),
     "ClassifyVideo": Rpc(asked=CLASSIFY_VIDEOS),
     "DetectObjects": Rpc(asked=DETECT_OBJECTS),
+    "ClassifyPixels": Rpc(asked=CLASSIFY_PIXELS),
+    "EstimateDepth": Rpc(asked=ESTIMATE_DEPTH),
     "EmbedImage": Rpc(asked=EMBED_IMAGES),
     "GenerateImage": Rpc(asked=GENERATE_IMAGES),
     "StreamGenerateImage": Rpc(asked=GENERATE_IMAGES),

@@ -23,11 +23,18 @@ from google.protobuf.message_factory import GetMessageClass
 from loop_turns import LongestTurn, longest_turn
 from PIL import Image
 from tiny_answers import write_answer_bundle, write_mask_bundle
-from tiny_bundles import write_box_bundle, write_letter_bundle, write_loudness_bundle, write_motion_bundle
+from tiny_bundles import (
+    write_box_bundle,
+    write_letter_bundle,
+    write_loudness_bundle,
+    write_map_bundle,
+    write_motion_bundle,
+)
 from tiny_engine import byte_tokenizer, make_chat_template, make_decoder, make_generation_model
 from tiny_hearing import make_speech_model
 from tiny_tagger import BOXES, write_tagger_bundle
 
+from headway_server.bundles import Task
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER
 from headway_server.runtime import Runtime
@@ -38,6 +45,7 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.detection.model import ObjectDetector
 from headway_server.tasks.generation.model import GenerationModel
 from headway_server.tasks.mask_filling.model import MaskFiller
+from headway_server.tasks.pixels.model import DepthEstimator, PixelClassifier
 from headway_server.tasks.question_answering.model import QuestionAnswerer
 from headway_server.tasks.sounds.classifier import AudioClassifier
 from headway_server.tasks.speech.ctc import CtcModel
@@ -154,6 +162,8 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     ],
     "EmbeddingService/EmbedImage": [{"model": "clip-image", "images": [SMALL] * 64}],
     "AudioClassificationService/ClassifyAudio": [{"audios": [sound(60)] * 4, "truncate": True}],
+    "SemanticSegmentationService/ClassifyPixels": [{"images": [LARGE]}, {"images": [SMALL] * 64}],
+    "DepthEstimationService/EstimateDepth": [{"images": [LARGE]}, {"images": [SMALL] * 64}],
     "VideoClassificationService/ClassifyVideo": [{"frames": [LARGE]}, {"frames": [SMALL] * 256}],
     "ObjectDetectionService/DetectObjects": [
         {"images": [LARGE]},
@@ -445,6 +455,8 @@ def serving(tmp_path_factory) -> Iterator[Serving]:
         (MaskFiller.load, write_mask_bundle(folder / "store", max_input_tokens=512)),
         (TokenClassifier.load, write_tagger_bundle(folder / "store", word_boxes=BOXES)),
         (ObjectDetector.load, write_box_bundle(folder / "store")),
+        (PixelClassifier.load, write_map_bundle(folder / "store")),
+        (DepthEstimator.load, write_map_bundle(folder / "store", Task.DEPTH_ESTIMATION, name="depths")),
         (CtcModel.load, write_letter_bundle(folder / "store")),
         (AudioClassifier.load, write_loudness_bundle(folder / "store")),
         (VideoClassifier.load, write_motion_bundle(folder / "store")),

@@ -69,6 +69,7 @@ from headway_server.tasks.images.classifier import ImageClassifier
 from headway_server.tasks.images.model import Images
 from headway_server.tasks.mask_filling.model import FilledText, MaskFiller
 from headway_server.tasks.outputs import ScoredLabel
+from headway_server.tasks.pixels.model import DepthEstimator, PixelClassifier
 from headway_server.tasks.question_answering.model import QuestionAnswerer, QuestionRequest
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
 from headway_server.tasks.segmentation.model import (
@@ -563,6 +564,29 @@ async def _detect_objects(model: ObjectDetector, call: InferCall) -> Arrays:
             "box": np.concatenate([result.objects.boxes for result in results]),
         },
     )
+
+
+async def _classify_pixels(model: PixelClassifier, call: InferCall) -> Arrays:
+    results = (await model.classify(await _images_or_values(call), deadline=call.deadline)).results
+    labels = [one for result in results for one in result.labels]
+    return {
+        "class_map": files_array([result.class_map for result in results]),
+        "image_index": np.repeat(np.arange(len(results)), [len(result.labels) for result in results]),
+        "label": texts_array([one.label for one in labels]),
+        "label_index": np.array([one.index for one in labels], np.int64),
+        "share": np.array([one.share for one in labels], np.float32),
+        "score": np.array([one.score for one in labels], np.float32),
+    }
+
+
+async def _estimate_depth(model: DepthEstimator, call: InferCall) -> Arrays:
+    results = (await model.estimate(await _images_or_values(call), deadline=call.deadline)).results
+    return {
+        "depth_map": files_array([result.png for result in results]),
+        "minimum": np.array([result.minimum for result in results], np.float32),
+        "maximum": np.array([result.maximum for result in results], np.float32),
+        "depth_kind": texts_array([model.depth.kind] * len(results)),
+    }
 
 
 # Generation
@@ -1231,6 +1255,34 @@ OBJECT_DETECTION: Final = TensorTask(
     parameters=_COMMON | _DETECTING,
     max_rows=MAX_IMAGES,
     infer=_detect_objects,
+    reads_texts=False,
+)
+SEMANTIC_SEGMENTATION: Final = TensorTask(
+    inputs=_image_specs,
+    outputs=lambda _: (
+        TensorSpec(name="class_map", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="image_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="label", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="label_index", datatype="INT64", shape=(-1,)),
+        TensorSpec(name="share", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+    ),
+    parameters=_COMMON,
+    max_rows=MAX_IMAGES,
+    infer=_classify_pixels,
+    reads_texts=False,
+)
+DEPTH_ESTIMATION: Final = TensorTask(
+    inputs=_image_specs,
+    outputs=lambda _: (
+        TensorSpec(name="depth_map", datatype=BYTES, shape=(-1,)),
+        TensorSpec(name="minimum", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="maximum", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="depth_kind", datatype=BYTES, shape=(-1,)),
+    ),
+    parameters=_COMMON,
+    max_rows=MAX_IMAGES,
+    infer=_estimate_depth,
     reads_texts=False,
 )
 TEXT_EMBEDDING: Final = TensorTask(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Final, NamedTuple, Self, TypeAlias, TypeVar, cast
 
@@ -82,7 +83,7 @@ class ImageModel(StatelessModel):
             cache: Cache of outputs.
         """
         batching = parts.settings.batching
-        budget = batching.batch_images(parts.graph.device, preprocessor.num_pixels)
+        budget = self._batch_images(bundle.manifest, parts, preprocessor)
         super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_images)
         self._preprocessor = preprocessor
         self._outputs = tuple(outputs)
@@ -130,6 +131,23 @@ class ImageModel(StatelessModel):
         """Returns the postprocessing of a batch's outputs; see `BatchGraph`."""
         return None
 
+    @classmethod
+    def _batch_images(cls, manifest: Manifest, parts: StatelessParts, preprocessor: ImagePreprocessor) -> int:  # noqa: ARG003
+        """Returns the maximum images of a batch."""
+        return parts.settings.batching.batch_images(parts.graph.device, preprocessor.num_pixels)
+
+    def _reduce(self, row: Tensors, image: SeenImage) -> Tensors:  # noqa: ARG002
+        """Makes of an image's outputs what answers are read from, and what the cache keeps; off the event loop."""
+        return row
+
+    def _reserve_answers(self, images: Sequence[SeenImage]) -> AbstractContextManager[object]:  # noqa: ARG002
+        """Reserves memory for the answers about images.
+
+        Raises:
+            RequestError: They take too much.
+        """
+        return nullcontext()
+
     def usage(self) -> ModelUsage:
         """Returns the number of waiting images, and the size of the cache of outputs."""
         return replace(super().usage(), caches=(self._cache.usage(),))
@@ -157,13 +175,15 @@ class ImageModel(StatelessModel):
         Args:
             images: Images.
             outputs: Names of the outputs.
-            read: Makes an image's result from these outputs and its geometry.
+            read: Makes an image's result from these outputs, as `_reduce` leaves them, and its geometry.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
             num_labels: Number of labels that `read` reads.
         """
         check_count("images", len(images), MAX_IMAGES)
         if isinstance(images, np.ndarray) or not self._cache.max_bytes:
-            return await self._compute(images, outputs, read, deadline)
+            return await self._compute(
+                images, outputs, lambda row, image: read(self._reduce(row, image), image), deadline
+            )
         sent = await _as_sent(images)
         cached = {index: found for index, one in enumerate(sent) if (found := self._cache.get(one.key)) is not None}
         missing = [index for index in range(len(sent)) if index not in cached]
@@ -172,7 +192,8 @@ class ImageModel(StatelessModel):
         if missing:
 
             def read_and_cache(row: Tensors, image: SeenImage) -> tuple[Result, Outputs]:
-                found = Outputs({name: values.copy() for name, values in row.items()}, image)
+                reduced = self._reduce(row, image)
+                found = Outputs({name: values.copy() for name, values in reduced.items()}, image)
                 return read(*found), found
 
             answer = await self._compute([sent[index] for index in missing], self._outputs, read_and_cache, deadline)
@@ -213,15 +234,18 @@ class ImageModel(StatelessModel):
                 prepared = await self._preprocessor.prepare_batch(encoded, fields=fields)
             preprocessing_s = time.monotonic() - began
             seen = [SeenImage(image.width, image.height, image.transform) for image in prepared]
-            batched = await self._batcher.submit(
-                [{"pixel_values": image.pixel_values} for image in prepared],
-                [1] * len(prepared),
-                outputs=outputs,
-                read=lambda row, index: read(row, seen[index]),
-                deadline=deadline,
-                caller=caller,
-                groups=[image.pixel_values.shape for image in prepared],  # padding would change what a graph computes
-            )
+            with self._reserve_answers(seen):
+                batched = await self._batcher.submit(
+                    [{"pixel_values": image.pixel_values} for image in prepared],
+                    [1] * len(prepared),
+                    outputs=outputs,
+                    read=lambda row, index: read(row, seen[index]),
+                    deadline=deadline,
+                    caller=caller,
+                    groups=[
+                        image.pixel_values.shape for image in prepared
+                    ],  # padding would change what a graph computes
+                )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
 

@@ -28,9 +28,11 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
-from tiny_bundles import write_box_bundle, write_named_box_bundle  # noqa: E402
+from tiny_bundles import write_box_bundle, write_map_bundle, write_named_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
 from tiny_transcriber import tones, write_wav  # noqa: E402
+
+from headway_server.bundles import Task  # noqa: E402
 
 MODELS = Path(__file__).parents[4] / "models"
 NUM_MODELS = len(list(MODELS.glob("*/1/bundle.json")))
@@ -46,6 +48,7 @@ PANELS = [
     "compare",
     "images",
     "detect",
+    "maps",
     "caption",
     "draw",
     "transcribe",
@@ -343,6 +346,25 @@ def test_objects_get_boxes_over_the_picture(page: Page, tmp_path: Path) -> None:
         assert "No object" in answer(page)
         page.get_by_label("Threshold").fill("0.2")
         assert "green" in answer(page)
+        assert is_accessible_and_fits(page)
+
+
+def test_maps_are_drawn_over_the_picture(page: Page, tmp_path: Path) -> None:
+    write_map_bundle(tmp_path / "store")
+    write_map_bundle(tmp_path / "store", Task.DEPTH_ESTIMATION, name="depths")
+    picture = np.zeros((40, 80, 3), np.uint8)
+    picture[:, :40, 0] = picture[:, 40:, 2] = 200
+    Image.fromarray(picture).save(tmp_path / "photo.png")
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "maps")
+        page.get_by_label("Model").select_option("maps/1")
+        page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
+        expect(page.locator(".output .bars li")).to_have_count(2, timeout=10_000)
+        expect(page.locator(".output .bars li").first).to_contain_text("50.0 %")
+        at = "([x, y]) => [...document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data]"
+        assert page.evaluate(at, [9, 9]) != page.evaluate(at, [70, 30])
+        page.get_by_label("Model").select_option("depths/1")
+        assert "(white), metres" in answer(page)
         assert is_accessible_and_fits(page)
 
 

@@ -13,6 +13,7 @@ import { draw } from "./panels/draw.js";
 import { fill } from "./panels/fill.js";
 import { generate } from "./panels/generate.js";
 import { images } from "./panels/images.js";
+import { maps } from "./panels/maps.js";
 import { models } from "./panels/models.js";
 import { segment } from "./panels/segment.js";
 import { server } from "./panels/server.js";
@@ -23,7 +24,7 @@ import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 import { videos } from "./panels/videos.js";
 
-const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, caption, draw, transcribe, sounds, videos, speak, segment, attention, server];
+const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, maps, caption, draw, transcribe, sounds, videos, speak, segment, attention, server];
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");

@@ -1,0 +1,1 @@
+"""Maps of an image's pixels: labels and depth."""
