@@ -112,7 +112,7 @@ class NumpyDecoder:
         for cache in (self.keys, self.values):
             cache[to_slot, to_start : to_start + length] = cache[from_slot, start : start + length]
 
-    def keep_chunk(self, slot: int, start: int, index: int) -> None:
+    def keep_chunk(self, slot: int, start: int, index: int, num_read: int) -> None:  # noqa: ARG002 (nothing is dropped)
         self._copy((slot, start), self._place_of(index), self.prefill_chunk)
 
     def reuse_chunks(self, indices: Sequence[int], slot: int) -> None:

@@ -59,5 +59,5 @@ def test_pixels_have_one_of_the_sizes():
 
 def test_what_fits_states_its_limits():
     for wrong in ({"resize_size": None}, {"width": 20}, {"resize": "stretch", "resize_size": None, "multiple": 2}):
-        with pytest.raises(ValueError, match=r"image_preprocessing: (fit needs|multiple is for fit)"):
+        with pytest.raises(ValueError, match=r"image_preprocessing: (fit needs|multiple is for images of many sizes)"):
             ImagePreprocessing.model_validate(FITTED.model_dump() | wrong)
