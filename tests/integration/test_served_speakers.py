@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from headway_client import Client, InvalidArgumentError
 from headway_export.cli import app
+from headway_server.transports.http.openai.requests import SpeechBody
 
 from .conftest import serve
 
@@ -135,6 +136,12 @@ def test_the_api_of_openai_speaks_at_a_speed(client):
     body = {"model": "vits", "input": "like a book", "speed": 2, "seed": 5, "response_format": "wav"}
     answer = httpx2.post(f"http://127.0.0.1:{HTTP_PORT}/v1/audio/speech", json=body, timeout=60)
     assert answer.content == expected.audio
+
+
+@pytest.mark.parametrize(("voices", "voice"), [((), ""), (("0", "1"), "alloy")])
+def test_a_voice_that_clients_of_openai_always_name_is_ignored_where_voices_have_no_names(voices, voice):
+    body = SpeechBody.read(b'{"model": "vits", "input": "like a book", "voice": "alloy"}')
+    assert body.request(voices).voice == voice
 
 
 def refusal_of(folder, store, *flags):

@@ -691,8 +691,11 @@ class SpeechBody(ModelBody):
     seed: int | None = None
     max_duration_seconds: float | None = None
 
-    def request(self) -> SynthesisRequest:
-        """Returns the parameters of the synthesis; `pcm` is streamed."""
+    def request(self, voices: Sequence[str]) -> SynthesisRequest:
+        """Returns the parameters of the synthesis; `pcm` is streamed.
+
+        OpenAI's clients always name a voice, so that of a model without names of voices is ignored.
+        """
         given = {
             "temperature": self.temperature,
             "top_k": self.top_k,
@@ -702,7 +705,7 @@ class SpeechBody(ModelBody):
         }
         is_pcm = self.response_format == "pcm"
         return SynthesisRequest(
-            voice=self.voice,
+            voice=self.voice if voices else "",
             sampling={name: value for name, value in given.items() if value is not None},
             speaking_rate=self.speed,
             max_seconds=self.max_duration_seconds,

@@ -203,7 +203,7 @@ class OpenAIService:
         if body.response_format == "pcm":
             rate = model.sampling_rate
             return Stream(parts=_samples(model, body), media_type=f"audio/pcm; rate={rate}; channels=1".encode())
-        answer = await model.synthesize([body.input], request=body.request())
+        answer = await model.synthesize([body.input], request=body.request(model.voices))
         return Reply(body=answer.results[0].audio, media_type=_AUDIO[body.response_format])
 
     def _generator(self, name_and_version: tuple[str, str]) -> GenerationModel:
@@ -228,7 +228,7 @@ def _read_response(data: bytes) -> tuple[ResponseBody, tuple[ChatTurn, ...], Gen
 
 
 async def _samples(model: Synthesizer, body: SpeechBody) -> AsyncGenerator[bytes, None]:
-    async with aclosing(model.stream(body.input, field="input", request=body.request())) as parts:
+    async with aclosing(model.stream(body.input, field="input", request=body.request(model.voices))) as parts:
         async for part in parts:
             if isinstance(part, SpeechPart):
                 yield part.pcm
