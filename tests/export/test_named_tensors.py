@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from tiny_one_calls import ONE_CALLS, write_one_call
+from tiny_one_calls import GROUP_VIT, ONE_CALLS, write_one_call
 from typer.testing import CliRunner
 
 from headway_export.cli import app
@@ -69,6 +69,14 @@ def test_inputs_that_are_given_take_the_place_of_drawn_ones(tmp_path: Path) -> N
         tmp_path / "model", "--examples", tmp_path / "given.npz", "--replace", "--axes", "pixel_values=1,3,8,12"
     )
     assert shapes(fixed) == {"pixel_values": (1, 3, 8, 12), "reconstruction": (1, 3, 16, 24)}
+
+
+def test_texts_and_images_may_have_axes_of_their_own(tmp_path: Path) -> None:
+    write_one_call(tmp_path / "model", "GroupViTModel", GROUP_VIT)
+    axes = [flag for name in ("input_ids", "attention_mask") for flag in ("--axes", f"{name}=texts,length")]
+    found = shapes(exported(tmp_path / "model", *axes))
+    assert (found["input_ids"], found["pixel_values"]) == (("texts", "length"), ("batch", 3, 32, 32))
+    assert (found["logits_per_image"], found["logits_per_text"]) == (("batch", "texts"), ("texts", "batch"))
 
 
 @pytest.mark.parametrize(

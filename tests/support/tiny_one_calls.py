@@ -51,10 +51,24 @@ ONE_CALLS: Final[Mapping[str, Mapping[str, Any]]] = {
 """Sizes of a tiny one, by architecture."""
 
 
-def write_one_call(folder: Path, architecture: str) -> transformers.PreTrainedModel:
+GROUP_VIT: Final[Mapping[str, Any]] = {
+    "text_config": {**_TEXT, "eos_token_id": 199, "bos_token_id": 198, "pad_token_id": 1},
+    "vision_config": {
+        "hidden_size": 24, "depths": [1, 1, 1], "num_group_tokens": [8, 4, 0], "num_output_groups": [8, 4, 4],
+        "image_size": 32, "patch_size": 8, "num_attention_heads": 2,
+    },
+    "projection_dim": 16,
+    "projection_intermediate_dim": 24,
+}  # fmt: skip
+"""Sizes of a tiny GroupViT, whose texts and images have axes of their own."""
+
+
+def write_one_call(
+    folder: Path, architecture: str, sizes: Mapping[str, Any] | None = None
+) -> transformers.PreTrainedModel:
     """Writes a folder of an architecture, with random weights; returns its model."""
     kind = getattr(transformers, architecture)
     torch.manual_seed(0)
-    model = kind(kind.config_class(**ONE_CALLS[architecture])).eval()
+    model = kind(kind.config_class(**(sizes or ONE_CALLS[architecture]))).eval()
     model.save_pretrained(folder)
     return model

@@ -374,7 +374,7 @@ EXPORTED: Final = (
         kind="any other head",
         names=(
             "LayoutLMv3, MarkupLM, VisualBERT, Decision Transformer, PatchTST, PatchTSMixer, MGP-STR, Swin2SR, "
-            "multiple choice of BERT"
+            "GroupViT, multiple choice of BERT"
         ),
         task="`tensors`, by `--task tensors` ([any-graph.md](any-graph.md#a-folder-of-transformers))",
         compared="every output, within 1e-4",
@@ -564,7 +564,7 @@ OPTIMUM: Final = (
 )  # fmt: skip
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
-    "segments of images": ("GroupVit", "MaskFormer"),
+    "segments of images": ("MaskFormer",),
     "speech and sounds": (
         "Musicgen", "SpeechT5",
     ),

@@ -41,7 +41,9 @@ _SIZES: Final = {
     "samples": 16_000,
     "time": 128,
 }
-"""Drawn sizes of axes that are dynamic; any other axis is fixed."""
+"""Drawn sizes of axes that are dynamic; any other axis is fixed, unless a user names it."""
+_NAMED_SIZE: Final = 4
+"""Drawn size of an axis that a user has named."""
 _MOST_COORDINATE: Final = 1000
 """Boxes of a page are in thousandths of its sides."""
 _SEED: Final = 0
@@ -221,7 +223,10 @@ def _drawn(folder: ModelFolder, model: nn.Module, stated: Mapping[str, Axes]) ->
             f"{folder.path}: {type(model).__name__} reads {', '.join(unknown)}, which cannot be drawn; give a file of "
             "inputs that it runs on with --examples FILE.npz"
         )
-    shapes = {name: tuple(_SIZES[axis] if isinstance(axis, str) else axis for axis in stated[name]) for name in names}
+    shapes = {
+        name: tuple(_SIZES.get(axis, _NAMED_SIZE) if isinstance(axis, str) else axis for axis in stated[name])
+        for name in names
+    }
     return {name: _INPUTS[name].draw(shape, config, random) for name, shape in shapes.items()}
 
 
