@@ -251,15 +251,14 @@ class _Attention(nn.Module):
         self, hidden_states: Tensor, attention_mask: Tensor, is_index_global_attn: Tensor | None, **_: Any
     ) -> tuple[Tensor]:
         """(B, T, D), mask (B, T), 1 at tokens that attend to all, (B, T) or None -> (B, T, D)."""
-        states = hidden_states
         there = attention_mask[:, None, :] > 0  # (B, 1, T)
-        positions = torch.arange(states.shape[1], device=states.device)
+        positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         is_near = ((positions[:, None] - positions).abs() <= self.reach)[None]  # (1, T, T)
         if is_index_global_attn is None:
-            return (self._attend(states, is_near & there, ""),)
+            return (self._attend(hidden_states, is_near & there, ""),)
         is_global = is_index_global_attn > 0
-        local = self._attend(states, (is_near | is_global[:, None, :]) & there, "")
-        return (torch.where(is_global[..., None], self._attend(states, there, "_global"), local),)
+        local = self._attend(hidden_states, (is_near | is_global[:, None, :]) & there, "")
+        return (torch.where(is_global[..., None], self._attend(hidden_states, there, "_global"), local),)
 
     def _attend(self, states: Tensor, is_read: Tensor, suffix: str) -> Tensor:
         """(B, T, D), whether a token reads another, (B, T or 1, T) -> (B, T, D)."""

@@ -5,6 +5,7 @@ B images, C labels, R, S rows and columns of cells.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
@@ -84,9 +85,9 @@ class _PixelTask(ImageTask):
                 comparison.add_outputs({name: self.rows(values) for name, values in found.items()}, where, answer)
             comparison.num_shapes += 1
 
+    @abstractmethod
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """Returns the map of an image as rows that are judged one by one."""
-        raise NotImplementedError
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
         """Returns images that are given or drawn; no scales are taken from them."""
@@ -106,9 +107,9 @@ class _PixelTask(ImageTask):
             rows = self.judged(candidate.source, self.rows(found[self.recorded]))
             yield Rows(rows, np.zeros(len(rows), np.int64), number)
 
+    @abstractmethod
     def judged(self, source: ExportSource, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Returns the rows that variants are judged by."""
-        raise NotImplementedError
 
 
 def _size(image: ImagePreprocessing, of_height: float, of_width: float) -> tuple[int, int]:
