@@ -218,6 +218,15 @@ EXPORTED: Final = (
         compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
     ),
     Families(
+        kind="",
+        names=(
+            "folders of timm, with timm and torchvision installed: ResNet, EfficientNet, MobileNet V3, ConvNeXt, ViT, "
+            "Swin, RegNet, MobileViT, EVA-02, DINOv2"
+        ),
+        task="`image_classification`, `image_embedding`",
+        compared="logits and vectors of timm, within 1e-4, by hand on 2026-11-28; in the tests where timm is",
+    ),
+    Families(
         kind="captioners",
         names="ViT-GPT2, BLIP, Donut",
         task="`captioning` ([captions.md](captions.md))",
@@ -457,13 +466,6 @@ REFUSALS: Final = (
         why="no call gives all three, but for tensors (`--task tensors`); without the image answers are others",
         tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
         is_trained_without=True,
-    ),
-    Refusal(
-        names=("timm",),
-        model_types=("timm_wrapper",),
-        says="is computed by the package timm",
-        why="`transformers` has no layers of it; make the model with timm, and export that module by its factory",
-        tasks=(Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING),
     ),
     Refusal(
         names=("Funnel", "Reformer"),

@@ -26,12 +26,13 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.timm_images import TimmImageProcessor
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
-from headway_training.folders import first_line, labels_of, quiet
+from headway_training.folders import TIMM, first_line, labels_of, quiet
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
@@ -296,6 +297,8 @@ def open_image_processor(folder: ModelFolder) -> Any:
     Raises:
         SourceError: It is not there, or cannot be read.
     """
+    if folder.config.model_type == TIMM:
+        return TimmImageProcessor(AutoImageProcessor.from_pretrained(folder.path, local_files_only=True))
     file = next(
         (path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := folder.path / name).exists()),
         folder.path / PREPROCESSOR_FILE,
@@ -321,6 +324,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     Raises:
         ValueError: There are no such words.
     """
+    if isinstance(processor, TimmImageProcessor):
+        return processor.preprocessing()
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
     if getattr(processor, "do_thumbnail", None):

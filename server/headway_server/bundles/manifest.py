@@ -488,6 +488,8 @@ class ImagePreprocessing(Record):
     max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, for `shorter_side`."""
+    crop_rounding: Literal["down", "even"] = "down"
+    """Rounding of half pixels that a centre crop would begin at; `even`: to the even number, as torchvision's does."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
     """Name of Pillow's filter, with antialiasing except for `nearest`."""
     mean: tuple[float, float, float]

@@ -8,6 +8,7 @@ at most the pixels of one largest image at a time (a WebP takes about 16 bytes a
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -331,7 +332,8 @@ class ImagePreprocessor:
         scale = size[0] / image.width, size[1] / image.height
         if settings.keeps_proportions or settings.resize == "longer_side":
             return resized, ImageTransform(scale=scale, offset=(0, 0))
-        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        centred = round if settings.crop_rounding == "even" else math.floor
+        left, top = centred((size[0] - settings.width) / 2), centred((size[1] - settings.height) / 2)
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
         return resized, ImageTransform(scale=scale, offset=(-left, -top))
