@@ -294,7 +294,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="two towers",
-        names="CLIP, SigLIP, SigLIP 2 of a fixed size",
+        names="CLIP, SigLIP, SigLIP 2 of a fixed size or of any (NaFlex)",
         task="`image_embedding` and `text_embedding` in one space",
         compared="vectors and probabilities, within 1e-5",
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any, ClassVar, Final, cast, get_args
 
 import numpy as np
@@ -26,6 +27,7 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.patches import WholeImageProcessor
 from headway_export.huggingface.timm_images import TimmImageProcessor
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
@@ -309,11 +311,12 @@ def open_image_processor(folder: ModelFolder) -> Any:
         name = str(json.loads(file.read_bytes()).get("image_processor_type"))
         own: Any = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
-            return (own or AutoImageProcessor).from_pretrained(
+            processor = (own or AutoImageProcessor).from_pretrained(
                 folder.path,
                 **({} if own else {"backend": "pil", "trust_remote_code": False}),
                 local_files_only=True,
             )
+        return WholeImageProcessor(processor) if hasattr(processor, "max_num_patches") else processor
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
 
@@ -375,6 +378,10 @@ def _square_of(processor: Any) -> dict[str, Any]:
 
 def _bounded_size_of(processor: Any) -> dict[str, Any]:
     """Returns how a depth model's images are resized without one size; nothing where they have one."""
+    if (count := getattr(processor, "max_num_patches", None)) is not None:
+        side = processor.patch_size * math.isqrt(count)
+        sizes = {"resize": "patches", "multiple": processor.patch_size, "height": side, "width": side}
+        return {**sizes, "max_pixels": count * processor.patch_size**2}
     size, multiple = processor.size, getattr(processor, "size_divisor", None)
     if multiple and not size and not hasattr(processor, "ensure_multiple_of"):
         side = int(_MOST_WHOLE_PIXELS**0.5) // multiple * multiple

@@ -467,7 +467,16 @@ class ImagePreprocessing(Record):
     height: Size
     width: Size
     resize: Literal[
-        "stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells", "nearest_side", "multiple"
+        "stretch",
+        "shorter_side",
+        "longer_side",
+        "inside",
+        "fit",
+        "pixels",
+        "cells",
+        "nearest_side",
+        "multiple",
+        "patches",
     ]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
@@ -480,7 +489,8 @@ class ImagePreprocessing(Record):
     longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
     of the largest square. `nearest_side`: to `height` or to `width`, whichever changes the scale less, keeping
     proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the multiple of `multiple`
-    below it. Of the last two, larger images than `max_pixels` are refused."""
+    below it. Of the last two, larger images than `max_pixels` are refused. `patches`: to the most pixels, `max_pixels`
+    at most, whose sides are multiples of `multiple` above those that keep the proportions."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
@@ -500,7 +510,7 @@ class ImagePreprocessing(Record):
     @property
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
-        return self.resize in ("fit", "nearest_side", "multiple") or self.has_cells
+        return self.resize in ("fit", "nearest_side", "multiple", "patches") or self.has_cells
 
     @property
     def has_cells(self) -> bool:
@@ -515,7 +525,7 @@ class ImagePreprocessing(Record):
     @property
     def most_cells(self) -> int:
         """Squares of an image at most, where it is a grid of them."""
-        most = demanded(self.max_pixels) if self.resize == "pixels" else self.height * self.width
+        most = self.height * self.width if self.resize == "cells" else demanded(self.max_pixels)
         return most // self.multiple**2
 
     def in_cells(self, width: int, height: int) -> tuple[int, int]:
@@ -574,6 +584,22 @@ class ImagePreprocessing(Record):
         """Returns width and height of an image after `multiple`, as image processors of GLPN compute them."""
         return width - width % self.multiple, height - height % self.multiple
 
+    def in_patches(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `patches`, as image processors of SigLIP 2 compute them."""
+        least, most, precision = 1e-6, 100.0, 1e-5
+
+        def at(scale: float) -> tuple[int, int]:
+            across, down = (max(math.ceil(side * scale / self.multiple), 1) * self.multiple for side in (width, height))
+            return across, down
+
+        while most - least >= precision:
+            scale = (least + most) / 2
+            if math.prod(at(scale)) <= demanded(self.max_pixels):
+                least = scale
+            else:
+                most = scale
+        return at(least)
+
     def inside(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Returns width and height of an image after both steps of `inside`, as image processors of Donut do."""
         shorter, edge = min(width, height), min(self.width, self.height)
@@ -616,7 +642,7 @@ class ImagePreprocessing(Record):
             or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
         ):
             raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
-        if self.resize in ("nearest_side", "multiple") and not self.max_pixels:
+        if self.resize in ("nearest_side", "multiple", "patches") and not self.max_pixels:
             raise ValueError(f"image_preprocessing: {self.resize} needs max_pixels")
         if self.max_pixels and self.height * self.width > self.max_pixels:
             raise ValueError("image_preprocessing: height and width have more than max_pixels")
