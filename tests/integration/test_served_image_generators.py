@@ -40,6 +40,7 @@ MODELS = {
     "inpainting": tiny_diffusers.write_inpainting,
     "xl": tiny_diffusers.write_xl,
     "consistency": tiny_diffusers.write_consistency,
+    "pixart": tiny_diffusers.write_pixart,
     "dit": tiny_diffusers.write_dit,
 }
 
@@ -236,6 +237,22 @@ def test_a_consistency_model_reads_the_scale_of_guidance(client, folders, guidan
     exact = with_noise(pipeline, monkeypatch, 6)("A red cat", latents=noise_of(6), **asked).images[0]
     [found] = generate(client, "A red cat", "consistency", seed=6, **asked)
     assert found.step_count == 4
+    assert levels(exact).std() > 5
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+@pytest.mark.parametrize("negative", ["", "a cat"])
+def test_an_image_of_pixart_is_that_of_the_pipeline(client, folders, negative):
+    pipeline = diffusers.PixArtAlphaPipeline.from_pretrained(folders["pixart"])
+    pipeline.set_progress_bar_config(disable=True)
+    exact = pipeline(
+        " A red CAT! ",
+        negative_prompt=negative,
+        latents=noise_of(7),
+        clean_caption=False,
+        use_resolution_binning=False,
+    ).images[0]  # of its own 20 steps and guidance
+    [found] = generate(client, " A red CAT! ", "pixart", negative_prompt=negative, seed=7)
     assert levels(exact).std() > 5
     assert np.abs(served(found) - levels(exact)).max() <= LEVELS
 

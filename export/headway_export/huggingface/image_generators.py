@@ -230,6 +230,22 @@ def scale_embedding(weight: Tensor, width: int) -> Tensor:
     return functional.pad(torch.cat((angles.sin(), angles.cos()), dim=1), (0, width % 2))
 
 
+class _OfOneRow(nn.Module):
+    """A last layer whose answer has an axis of one row more, which the network then takes away.
+
+    It takes it away where there is none, too; but the operator of a graph does not allow that.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(B, N, D) -> (B, 1, N, P)."""
+        found: Tensor = self.layer(states)
+        return found.unsqueeze(1)
+
+
 class TextTransformer(nn.Module):
     """The network of PixArt, which may predict a variance beside the noise, which nothing reads."""
 
@@ -237,11 +253,13 @@ class TextTransformer(nn.Module):
         """Takes the network, nothing further, and the pixels a side of its images."""
         super().__init__()
         assert not inputs, "it reads a text alone"
+        transformer.proj_out = _OfOneRow(transformer.proj_out)
         self.transformer = transformer
         self.image_size = image_size
 
     def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:
         """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
+        torch._check(text_mask.shape[0] == latent.shape[0])  # noqa: SLF001 (its name) as rows of the mask are counted
         more: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
         if self.transformer.config.sample_size == _CONDITIONED_SIDE:
             more["resolution"] = latent.new_full((latent.shape[0], 2), self.image_size)
