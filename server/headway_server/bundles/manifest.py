@@ -81,6 +81,8 @@ TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
     "text_encoder": (("input_ids", "attention_mask"), ("text",)),
 }
 """Inputs and outputs of the graphs of a text-conditional diffusion model."""
+MORE_DIFFUSION_TENSORS = {"denoiser": ("pooled", "inpainting", "guidance"), "text_encoder": ("pooled",)}
+"""Inputs of a denoiser after these, and outputs of a text encoder, each of which a model may have."""
 BBOX = "bbox"
 """Input of a token classifier that reads pages: the box of each token, (batch, length, 4), as `WordBoxes` says. Its
 padding is 0."""
@@ -1142,7 +1144,12 @@ class DiscreteNoise(Record):
     steps_offset: Annotated[int, Field(ge=0, lt=500)] = 0
     """Added to the times of the spacing `leading`."""
     ends_at_image: bool = True
-    """False if DDIM ends at the noise of the first step of training, as the model's publisher has it."""
+    """False if DDIM and PNDM end at the noise of the first step of training, as the model's publisher has it."""
+    has_karras_times: bool = False
+    """True if DPM-Solver++, UniPC and Euler's method have times even in the seventh root of the noise (Karras et al.
+    2022, equation 5)."""
+    num_consistent_steps: Annotated[int, Field(ge=1, le=500)] = 50
+    """Steps of training of a consistency model, of which the sampler `lcm` takes some."""
 
 
 class Diffusion(Record):
@@ -1157,8 +1164,19 @@ class Diffusion(Record):
     """Prediction of the denoiser, and name of its output, for a latent a x + s e: a e - s x, e, or x."""
     condition: Literal["label", "text"] = "label"
     """Condition of an image: one of `labels`, or a text."""
-    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] = "dpm_solver_pp_2m"
-    """Sampler of a request that names none."""
+    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler", "euler_ancestral", "ddpm", "pndm", "unipc", "lcm"] = (
+        "dpm_solver_pp_2m"
+    )
+    """Sampler of a request that names none; those after the third are for a discrete schedule."""
+    step_count: Annotated[int, Field(ge=1, le=250)] | None = None
+    """Steps of a request that names none; None: the protocol's default."""
+    guidance_scale: Annotated[float, Field(ge=0, le=30)] | None = None
+    """Scale of guidance of a request that names none; None: the protocol's default."""
+    has_zero_negative: bool = False
+    """True if an empty negative prompt has states of 0 instead of those of an empty text."""
+    mask_cells: Literal["touched", "first"] = "touched"
+    """Cells of a latent that a mask has generated anew: those with a white pixel, or those whose first pixel is white.
+    """
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Diffusion:
@@ -1166,6 +1184,8 @@ class Diffusion(Record):
             raise ValueError("discrete: needed for the schedule discrete, and for no other")
         if self.prediction == "noise" and (self.discrete is None or self.discrete.has_zero_terminal_snr):
             raise ValueError("prediction: noise says nothing of an image where none of it is left")
+        if self.discrete is None and self.sampler not in ("ddim", "dpm_solver_pp_2m", "euler"):
+            raise ValueError(f"sampler: {self.sampler} is for the schedule discrete")
         return self
 
 
@@ -1633,7 +1653,9 @@ def _check_diffusion(manifest: Manifest) -> None:
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-            needed = (tensors[0], tensors[1] or (manifest.diffusion.prediction,))
+            further = tuple(name for name in MORE_DIFFUSION_TENSORS.get(role, ()) if name in (*found[0], *found[1]))
+            inputs, outputs = tensors[0], tensors[1] or (manifest.diffusion.prediction,)
+            needed = (inputs, outputs + further) if role == "text_encoder" else (inputs + further, outputs)
             if found != needed:
                 raise ValueError(
                     f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {needed}"
