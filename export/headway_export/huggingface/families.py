@@ -237,7 +237,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="OWL-ViT",
+        names="OWL-ViT, OWLv2",
         task="`object_detection` of the caller's labels",
         compared="labels; scores within 1e-4; boxes within a pixel",
     ),
@@ -502,13 +502,6 @@ REFUSALS: Final = (
         says="does not say which adapter reads a text",
         why="`default_language` in `config.json` does, which may be written there",
         tasks=_READING,
-    ),
-    Refusal(
-        names=("OWLv2",),
-        model_types=("owlv2",),
-        says="scales images in a way of its own",
-        why="no preprocessing of a bundle pads, smooths and interpolates them so",
-        tasks=(Task.OBJECT_DETECTION,),
     ),
     Refusal(
         names=("BERT as a decoder",),

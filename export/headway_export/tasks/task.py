@@ -276,7 +276,7 @@ class ExportTask(ABC):
             return [
                 f"An image keeps its proportions, and becomes at most {image.most_cells:,} squares of {side} x {side}."
             ]
-        if image.resize == "longer_side":
+        if image.fills_square:
             return [f"Every image is resized to a longer side of {image.width} pixels and padded to a square."]
         if image.resize == "inside":
             return [f"Every image is resized to fit into {image.height} x {image.width} pixels, and centred on black."]
