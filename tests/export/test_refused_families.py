@@ -47,7 +47,6 @@ FAMILIES = {
     "SAM-HQ": ("SamHQ", None, "Model"),
     "SAM 3": ("Sam3", None, "Model"),
     "EdgeTAM": ("EdgeTam", None, "Model"),
-    "OWLv2": ("Owlv2", None, "ForObjectDetection"),
     "LayoutLMv2": ("LayoutLMv2", None, _TAGS),
     "LayoutXLM": ("LayoutXLM", None, _TAGS),
     "LayoutLMv3": ("LayoutLMv3", None, _TAGS),

@@ -20,6 +20,7 @@ from transformers import (
     AutoModel,
     AutoModelForImageClassification,
     LevitImageProcessorPil,
+    Owlv2ImageProcessorPil,
     ViTImageProcessorPil,
     YolosImageProcessorPil,
 )
@@ -333,6 +334,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
         raise ValueError("images are not resized, and a graph reads one size")
     if getattr(processor, "do_thumbnail", None):
         return ImagePreprocessing(**_inside(processor), **normalization(processor))
+    if isinstance(processor, Owlv2ImageProcessorPil):
+        return ImagePreprocessing(**_smoothed(processor), **normalization(processor))
     square = (of_any_size and _bounded_size_of(processor)) or _square_of(processor)
     if getattr(processor, "do_pad", None) and not square and (not of_any_size or getattr(processor, "pad_size", None)):
         raise ValueError("images are padded")  # alone, an image of any size is not, unless to a stated one
@@ -391,6 +394,18 @@ def _bounded_size_of(processor: Any) -> dict[str, Any]:
         return {}
     sizes = {"multiple": processor.ensure_multiple_of, "height": int(size.height), "width": int(size.width)}
     return {**sizes, "resize": "nearest_side", "max_pixels": int(_MOST_ELONGATED * size.height * size.width)}
+
+
+def _smoothed(processor: Any) -> dict[str, Any]:
+    """Returns the size of a square that images are smoothed and interpolated to, as OWLv2's are.
+
+    Raises:
+        ValueError: They are not filled up to a square, or it becomes none.
+    """
+    height, width = int(processor.size.height), int(processor.size.width)
+    if not processor.do_pad or height != width:
+        raise ValueError("images are not filled up to a square")
+    return {"height": height, "width": width, "resize": "smoothed"}
 
 
 def _inside(processor: Any) -> dict[str, Any]:

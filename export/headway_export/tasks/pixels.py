@@ -109,6 +109,14 @@ class PixelLabels(_PixelTask):
     part = "semantic_segmentation"
     recorded = LOGITS
 
+    def has_softmax(self, source: ExportSource) -> bool:
+        """True unless they are sums of probabilities."""
+        return demanded(source.semantic_segmentation).scores == "softmax"
+
+    def least_size(self, source: ExportSource) -> float:
+        """Of sums 1: a mask's probability of 1e-9 is right if it is below 1e-4, whatever its own size."""
+        return 1.0
+
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """(C, R, S) -> (R S, C)."""
         return values.reshape(len(values), -1).T

@@ -472,6 +472,7 @@ class ImagePreprocessing(Record):
         "stretch",
         "shorter_side",
         "longer_side",
+        "smoothed",
         "inside",
         "fit",
         "pixels",
@@ -483,16 +484,18 @@ class ImagePreprocessing(Record):
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
-    below is 0 in `pixel_values`. `inside`: to a shorter side of the lesser of height and width, then to what fits into
-    both, keeping proportions; it is centred on black. `fit`: to a shorter side of `resize_size`, or of less where the
-    longer one would exceed `height`, which is `width`; proportions are kept, nothing is cropped, and the graphs have
-    the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
-    keeping proportions as far as that allows; `height` and `width` are the sides of the largest square. `cells`: to a
-    longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
-    of the largest square. `nearest_side`: to `height` or to `width`, whichever changes the scale less, keeping
-    proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the multiple of `multiple`
-    below it. Of the last two, larger images than `max_pixels` are refused. `patches`: to the most pixels, `max_pixels`
-    at most, whose sides are multiples of `multiple` above those that keep the proportions."""
+    below is 0 in `pixel_values`. `smoothed`: black is added on the right or below to a square, which a Gaussian smooths
+    and linear interpolation resizes to `height`, which is `width`. `inside`: to a shorter side of the lesser of height
+    and width, then to what fits into both, keeping proportions; it is centred on black. `fit`: to a shorter side of
+    `resize_size`, or of less where the longer one would exceed `height`, which is `width`; proportions are kept,
+    nothing is cropped, and the graphs have the axes `height` and `width`. `pixels`: to multiples of `multiple`, with
+    `min_pixels` to `max_pixels` pixels, keeping proportions as far as that allows; `height` and `width` are the sides
+    of the largest square. `cells`: to a longer side of `resize_size` if it is larger, then up to multiples of
+    `multiple`; `height` and `width` are the sides of the largest square. `nearest_side`: to `height` or to `width`,
+    whichever changes the scale less, keeping proportions, and then to the nearest multiples of `multiple`. `multiple`:
+    each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are refused. `patches`:
+    to the most pixels, `max_pixels` at most, whose sides are multiples of `multiple` above those that keep the
+    proportions."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
@@ -513,6 +516,11 @@ class ImagePreprocessing(Record):
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
         return self.resize in ("fit", "nearest_side", "multiple", "patches") or self.has_cells
+
+    @property
+    def fills_square(self) -> bool:
+        """True if an image is filled up on the right or below."""
+        return self.resize in ("longer_side", "smoothed")
 
     @property
     def has_cells(self) -> bool:
@@ -633,8 +641,10 @@ class ImagePreprocessing(Record):
     def _check_fit(self) -> ImagePreprocessing:
         if self.resize == "fit" and (self.resize_size is None or self.height != self.width):
             raise ValueError("image_preprocessing: fit needs resize_size, and one limit as height and width")
-        if self.resize == "longer_side" and (self.resize_size is not None or self.height != self.width):
-            raise ValueError("image_preprocessing: longer_side needs one size as height and width, and no resize_size")
+        if self.fills_square and (self.resize_size is not None or self.height != self.width):
+            raise ValueError(
+                f"image_preprocessing: {self.resize} needs one size as height and width, and no resize_size"
+            )
         if not self.keeps_proportions and self.multiple != 1:
             raise ValueError(f"image_preprocessing: multiple is for images of many sizes, and resize is {self.resize}")
         if self.resize == "pixels" and not (self.min_pixels and self.max_pixels):
