@@ -225,6 +225,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="Florence-2",
+        task="`captioning` by questions ([captions.md](captions.md))",
+        compared="texts equal `generate` for five questions, greedy and with three beams",
+    ),
+    Families(
+        kind="",
         names="TrOCR, ViT, DeiT or BEiT with a decoder of BERT or RoBERTa",
         task="`captioning`",
         compared=_LOGITS,

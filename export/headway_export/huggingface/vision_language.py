@@ -610,9 +610,9 @@ def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
         return source, (*notes, f"images: {error}")
 
 
-def _open_processor(folder: ModelFolder, family: Seeing) -> Any:
-    """Opens a folder's processor without what reads videos, which needs torchvision."""
-    kind = getattr(transformers, family.processor) if isinstance(family.processor, str) else family.processor
+def open_processor(folder: ModelFolder, processor: str | type[ProcessorMixin]) -> Any:
+    """Opens a folder's processor, without what reads videos, which needs torchvision."""
+    kind = getattr(transformers, processor) if isinstance(processor, str) else processor
     loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     file = folder.path / PROCESSOR_FILE
     stated = json.loads(file.read_bytes()) if file.exists() else {}
@@ -641,7 +641,7 @@ class _Sight:
         self._tiles: ImageTiles | None = None
         try:
             with quiet():
-                self._processor = _open_processor(folder, family)
+                self._processor = open_processor(folder, family.processor)
             self._preprocessing, is_bgr = (
                 read_preprocessing(folder) if family.tiles is None else (self._tile_preprocessing(family.tiles), False)
             )

@@ -681,6 +681,37 @@ class ImagePrompt(Record):
     """None: an image is one tile."""
 
 
+class ImageQuestion(Record):
+    """Text that the encoder of a captioning model reads after an image, as tokens `input_ids`."""
+
+    token: Index
+    """Token in each place of `patches`, in front of the text."""
+    before: tuple[Index, ...] = ()
+    """Tokens between image and text."""
+    after: tuple[Index, ...] = ()
+    """Tokens after the text."""
+    tasks: dict[str, str] = {}
+    """Text that each name of a task stands for. {input} in it stands for the rest of a question; a name without it is
+    all of a question."""
+    default: str = ""
+    """Question of a call without one."""
+
+    @property
+    def num_framing(self) -> int:
+        """Tokens around a text."""
+        return len(self.before) + len(self.after)
+
+    def spelled_out(self, question: str) -> str | None:
+        """Returns the text that a question stands for; None if a task that takes nothing is given anything."""
+        for name, text in self.tasks.items():
+            if name not in question:
+                continue
+            if "{input}" in text:
+                return text.replace("{input}", question.replace(name, "").strip())
+            return text if question.strip() == name else None
+        return question
+
+
 class AudioPreprocessing(Record):
     """Preprocessing of audio to a log-mel spectrogram: `input_features`, float32 (B, num_mel_bins, num_frames).
 
@@ -1322,6 +1353,8 @@ class Manifest(Record):
     """Of a generation model whose conversations may have images."""
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
+    image_question: ImageQuestion | None = None
+    """Of a captioning model whose encoder reads a text with an image."""
     audio_preprocessing: AudioPreprocessing | None = None
     sound: SoundPreprocessing | None = None
     """Audio of a model without a decoder, or in place of `audio_preprocessing`."""
@@ -1498,7 +1531,13 @@ def _check_languages(manifest: Manifest) -> None:
 def _check_patches(manifest: Manifest) -> None:
     patches = manifest.patches
     assert patches is not None, "`TASK_PARTS` requires it"
-    if patches.num_tokens != manifest.limits.max_input_tokens:
+    if (question := manifest.image_question) is not None:
+        most = demanded(manifest.limits.max_input_tokens) - patches.num_tokens - question.num_framing
+        if most < 1:
+            raise ValueError("image_question: limits.max_input_tokens leaves no room for a text behind an image")
+        if question.spelled_out(question.default) is None:
+            raise ValueError("image_question.default: is the name of a task with more than that")
+    elif patches.num_tokens != manifest.limits.max_input_tokens:
         raise ValueError(
             f"patches: the decoder of {manifest.task} attends to the tokens of an image; there are "
             f"{patches.num_tokens}, and limits.max_input_tokens is {manifest.limits.max_input_tokens}"
