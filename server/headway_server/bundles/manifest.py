@@ -467,7 +467,7 @@ class ImagePreprocessing(Record):
     height: Size
     width: Size
     resize: Literal[
-        "stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells", "nearest_side", "multiple"
+        "stretch", "shorter_side", "longer_side", "inside", "fit", "pixels", "cells", "area", "nearest_side", "multiple"
     ]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
@@ -478,9 +478,10 @@ class ImagePreprocessing(Record):
     the axes `height` and `width`. `pixels`: to multiples of `multiple`, with `min_pixels` to `max_pixels` pixels,
     keeping proportions as far as that allows; `height` and `width` are the sides of the largest square. `cells`: to a
     longer side of `resize_size` if it is larger, then up to multiples of `multiple`; `height` and `width` are the sides
-    of the largest square. `nearest_side`: to `height` or to `width`, whichever changes the scale less, keeping
-    proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the multiple of `multiple`
-    below it. Of the last two, larger images than `max_pixels` are refused."""
+    of the largest square. `area`: to the largest multiples of `multiple` that keep proportions and have at most
+    `max_pixels` pixels, of which `height` and `width` have the largest square. `nearest_side`: to `height` or to
+    `width`, whichever changes the scale less, keeping proportions, and then to the nearest multiples of `multiple`.
+    `multiple`: each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are refused."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
@@ -503,7 +504,7 @@ class ImagePreprocessing(Record):
     @property
     def has_cells(self) -> bool:
         """True if an image of any size is a grid of squares of `multiple` pixels."""
-        return self.resize in ("pixels", "cells")
+        return self.resize in ("pixels", "cells", "area")
 
     @property
     def least_cells(self) -> int:
@@ -513,12 +514,24 @@ class ImagePreprocessing(Record):
     @property
     def most_cells(self) -> int:
         """Squares of an image at most, where it is a grid of them."""
-        most = demanded(self.max_pixels) if self.resize == "pixels" else self.height * self.width
+        most = self.height * self.width if self.resize == "cells" else demanded(self.max_pixels)
         return most // self.multiple**2
 
     def in_cells(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image that is a grid of squares."""
+        if self.resize == "area":
+            return self._of_area(width, height)
         return self.with_pixels(width, height) if self.resize == "pixels" else self._in_whole_cells(width, height)
+
+    def _of_area(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `area`, as image processors of Gemma 4 compute them."""
+        scale = math.sqrt(demanded(self.max_pixels) / (width * height))
+        across, down = (math.floor(scale * side / self.multiple) for side in (width, height))
+        if down == 0:
+            across, down = min(width // height, self.most_cells), 1
+        elif across == 0:
+            across, down = 1, min(height // width, self.most_cells)
+        return across * self.multiple, down * self.multiple
 
     def _in_whole_cells(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image after `cells`, as image processors of Pixtral compute them."""
@@ -614,7 +627,7 @@ class ImagePreprocessing(Record):
             or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
         ):
             raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
-        if self.resize in ("nearest_side", "multiple") and not self.max_pixels:
+        if self.resize in ("area", "nearest_side", "multiple") and not self.max_pixels:
             raise ValueError(f"image_preprocessing: {self.resize} needs max_pixels")
         if self.max_pixels and self.height * self.width > self.max_pixels:
             raise ValueError("image_preprocessing: height and width have more than max_pixels")
@@ -624,25 +637,36 @@ class ImagePreprocessing(Record):
 class ImageTiles(Record):
     """Division of an image into tiles, each of the height and width of `image_preprocessing`."""
 
-    fit: Literal["longer_side", "proportions"]
+    fit: Literal["longer_side", "proportions", "resolutions"]
     """`longer_side`: the image is resized to a longer side of `longer_side`, keeping proportions, then up to whole
     tiles. `proportions`: it is resized to the grid of `min_count` to `max_count` tiles whose proportions are nearest;
-    of several, to the largest whose half the image covers."""
+    of several, to the largest whose half the image covers. `resolutions`: it is resized into that of `resolutions`
+    where most of it is kept, and least is left empty, keeping proportions, and is centred on black."""
     longer_side: Size | None = None
     min_count: Size = 1
     max_count: Size | None = None
+    resolutions: tuple[tuple[Size, Size], ...] = ()
+    """Heights and widths in tiles."""
+    tile_rows: Size = 1
+    """Rows and columns of embeddings of a tile, of `resolutions`."""
 
     def most_tiles(self, side: int) -> int:
         """Returns the number of tiles of an image at most, without the overview; `side` is a tile's in pixels."""
+        if self.fit == "resolutions":
+            return max(rows * columns for rows, columns in self.resolutions)
         if self.fit == "proportions":
             return demanded(self.max_count)
         return math.ceil(demanded(self.longer_side) / side) ** 2
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ImageTiles:
-        size = self.longer_side if self.fit == "longer_side" else self.max_count
-        if size is None:
-            raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
+        size = {"longer_side": self.longer_side, "proportions": self.max_count, "resolutions": self.resolutions}[
+            self.fit
+        ]
+        if not size:
+            raise ValueError(
+                "tiles: longer_side needs longer_side, proportions max_count, and resolutions at least one of them"
+            )
         if self.max_count is not None and not self.min_count <= self.max_count <= MOST_TILES:
             raise ValueError(f"tiles: min_count is at most max_count, and that at most {MOST_TILES}")
         return self
@@ -665,6 +689,10 @@ class ImagePrompt(Record):
     attention: Literal["causal", "image", "prompt"] = "causal"
     """Tokens that attend to later ones: none, those of an image to each other (Gemma 3), or all of a prompt with images
     (PaliGemma)."""
+    layout: Literal["tiles", "rows"] = "tiles"
+    """Order of the embeddings of tiles. `tiles`: tile by tile, the whole image last. `rows`: the whole image first,
+    then the rows of all tiles together without those of what is black, and behind each row the last embedding of a
+    tile, which is that of no pixels (LLaVA-NeXT)."""
     before: str = ""
     """Text before an image."""
     tile: str = ""
