@@ -481,7 +481,8 @@ class ImagePreprocessing(Record):
     of the largest square. `area`: to the largest multiples of `multiple` that keep proportions and have at most
     `max_pixels` pixels, of which `height` and `width` have the largest square. `nearest_side`: to `height` or to
     `width`, whichever changes the scale less, keeping proportions, and then to the nearest multiples of `multiple`.
-    `multiple`: each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are refused."""
+    `multiple`: each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are
+    refused."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
