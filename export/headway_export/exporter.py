@@ -519,6 +519,7 @@ def _manifest(
         word_boxes=source.word_boxes,
         image_preprocessing=source.image_preprocessing,
         image_prompt=source.image_prompt,
+        image_question=source.image_question,
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
         codec=source.codec,

@@ -81,13 +81,13 @@ EXPORTED: Final = (
     ),
     Families(
         kind="decoders that see or hear",
-        names="Gemma 4",
+        names="Gemma 4 that attends to later tokens of images in some layers",
         task="`generation` of texts alone",
         compared=_LOGITS,
     ),
     Families(
         kind="",
-        names="LLaVA, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 with images, PaliGemma 2",
+        names="LLaVA, LLaVA-NeXT, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
     ),
@@ -231,6 +231,12 @@ EXPORTED: Final = (
         names="ViT-GPT2, BLIP, Donut",
         task="`captioning` ([captions.md](captions.md))",
         compared="captions equal `generate`, greedy, token for token; of Donut behind the prompt of its task",
+    ),
+    Families(
+        kind="",
+        names="Florence-2",
+        task="`captioning` by questions ([captions.md](captions.md))",
+        compared="texts equal `generate` for five questions, greedy and with three beams",
     ),
     Families(
         kind="",

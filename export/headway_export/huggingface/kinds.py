@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.asked_captioners import ASKED_CAPTIONERS, read_asked_captioner
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder
 from headway_export.huggingface.depth_estimators import read_depth_estimator
@@ -116,6 +117,12 @@ KINDS: Final = (
         heads=CAPTIONERS,
         encoder_decoders=frozenset(("vision-encoder-decoder",)),
         read=read_captioner,
+    ),
+    Kind(
+        task=Task.CAPTIONING,
+        heads=ASKED_CAPTIONERS,
+        encoder_decoders=frozenset(("florence2",)),
+        read=read_asked_captioner,
     ),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_TO_TEXT, heads=PAIRS, is_encoder_decoder=True, read=read_text_pair),
