@@ -224,7 +224,7 @@ EXPORTED: Final = (
             "Swin, RegNet, MobileViT, EVA-02, DINOv2"
         ),
         task="`image_classification`, `image_embedding`",
-        compared="probabilities and vectors of timm, within 1e-5, served by hand on 2026-11-28; in the tests where timm is",
+        compared="probabilities and vectors of timm, within 1e-5, served by hand on 2026-11-28",
     ),
     Families(
         kind="captioners",
