@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -562,6 +562,7 @@ _PIXTRAL: Final = Seeing(
 FAMILIES: Final[Mapping[str, Seeing]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "VipLlavaForConditionalGeneration": _LLAVA,
+    "LlavaOnevisionForConditionalGeneration": replace(_NEXT, processor="LlavaOnevisionProcessor"),
     "LlavaNextForConditionalGeneration": _NEXT,
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "SmolVLMForConditionalGeneration": _IDEFICS,
@@ -856,7 +857,10 @@ class _Sight:
         tiles = self._tiles
         if self._family.layout == "rows":
             assert tiles is not None, "an image that has rows of all tiles has tiles"
-            tiles = tiles.model_copy(update={"tile_rows": math.isqrt(demanded(count) - 1)})
+            known: dict[str, Any] = {"tile_rows": math.isqrt(demanded(count) - 1)}
+            if limit := getattr(self._processor, "vision_aspect_ratio", ""):
+                known |= {"most_read": int(limit.removeprefix("anyres_max_")), "is_of_one": True}
+            tiles = tiles.model_copy(update=known)
         prompt = ImagePrompt(
             token=token,
             tokens_per_tile=count,
