@@ -57,11 +57,13 @@ class PlacedImage:
     sent: SentImage
     grid: Grid
     """Tiles that its header announces."""
+    is_whole: bool = False
+    """True if it is not divided, since it is one of several."""
 
     @property
     def key(self) -> bytes:
         """Identifies its embeddings."""
-        return self.sent.key + bytes([self.grid.num_tiles > 1])
+        return self.sent.key + b"whole" * self.is_whole
 
 
 class PromptImages:
@@ -147,11 +149,10 @@ class PromptImages:
         Raises:
             InvalidInputError: One is empty, too large, or none.
         """
-        tiles = self._prompt.tiles
-        is_divided = tiles is None or not tiles.is_of_one or len(images) == 1
+        is_whole = self._prompt.tiles is not None and self._prompt.tiles.is_of_one and len(images) > 1
         sizes = await self._preprocessor.sizes([one.data for one in images], [one.field for one in images])
         return [
-            PlacedImage(sent=one, grid=self._preprocessor.grid(*size) if is_divided else Grid(0, 0))
+            PlacedImage(sent=one, grid=Grid(0, 0) if is_whole else self._preprocessor.grid(*size), is_whole=is_whole)
             for one, size in zip(images, sizes, strict=True)
         ]
 
@@ -183,8 +184,8 @@ class PromptImages:
             [prepared] = await self._preprocessor.prepare_batch([image.sent.data], fields=[image.sent.field])
             assert isinstance(prepared, TiledImage), "this preprocessor makes tiles"
             tiles = prepared.tiles
-            if prepared.among_others is not None and image.grid.num_tiles == 1:
-                tiles = prepared.among_others
+            if image.is_whole:
+                tiles = demanded(prepared.among_others)
             elif prepared.grid != image.grid:
                 raise InvalidInputError(
                     image.sent.field, "has an orientation that its header does not say; save it again upright"
