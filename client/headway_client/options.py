@@ -274,6 +274,7 @@ class CaptionImageOptions(_CaptionOptions, _BeamOptions, total=False):
     """Options of CaptionImage."""
 
     prefixes: Annotated[Texts | None, "What the captions begin with: one for all, or one for each image."]
+    questions: Annotated[Texts | None, "What the model is asked about the images: one for all, or one for each image."]
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
@@ -281,6 +282,7 @@ class StreamCaptionImageOptions(_CaptionOptions, total=False):
     """Options of StreamCaptionImage."""
 
     prefix: Annotated[str | None, "What the caption begins with."]
+    question: Annotated[str | None, "What the model is asked about the image."]
     image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
 
 
