@@ -391,7 +391,8 @@ TYPED: dict[Task, Typed] = {
         | named("results.labels.label", "label")
         | named("results.labels.label_index", "label_index")
         | named("results.labels.share", "share")
-        | named("results.labels.score", "score"),
+        | named("results.labels.score", "score")
+        | named("results.labels.probability_map", "probability_map"),
     ),
     Task.DEPTH_ESTIMATION: Typed(
         rpc="EstimateDepth",

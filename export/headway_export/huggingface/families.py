@@ -291,6 +291,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="CLIPSeg",
+        task="`semantic_segmentation` of the caller's labels",
+        compared="labels of pixels, 999 of 1,000; probabilities, within a level of 255",
+    ),
+    Families(
+        kind="",
         names="Depth Anything",
         task="`depth_estimation` ([pixels.md](pixels.md))",
         compared="depth, within 1e-4 of the largest",
@@ -543,7 +549,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
-    "ForImageSegmentation": "segments images without a prompt",
     "ForImageMatting": "cuts out foregrounds",
     "ForNormalEstimation": "tells slopes in images",
     "ForPoseEstimation": "tells poses in images",

@@ -1032,12 +1032,15 @@ class SemanticSegmentation(Record):
     """Labels of pixels.
 
     The graph has the output `logits`, float32 (batch, labels, rows, columns), which becomes a map of the whole image by
-    linear interpolation.
+    linear interpolation. With `labels` of the caller it has `features`, float32 (batch, layers, tokens, width), and the
+    graph `decoder` makes `logits`, float32 (batch, rows, columns), of these and the embedding of a label.
     """
 
-    scores: Literal["softmax", "sum"] = "softmax"
+    scores: Literal["softmax", "sum", "sigmoid"] = "softmax"
     """Scores of labels. `softmax`: of the logits. `sum`: the logits are sums over masks of the probability of the label
-    times that of the pixel."""
+    times that of the pixel. `sigmoid`: of each logit by itself."""
+    labels: Literal["fixed", "embedded"] = "fixed"
+    """As in `Detection`."""
 
 
 class Depth(Record):
@@ -1528,6 +1531,8 @@ class Manifest(Record):
             graphs += ("image_encoder",)
         if self.detection is not None and self.detection.labels == "embedded":
             graphs += ("text_encoder",)
+        if self.semantic_segmentation is not None and self.semantic_segmentation.labels == "embedded":
+            graphs += ("text_encoder", "decoder")
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1668,14 +1673,7 @@ def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
     count, is_fixed = detection.num_queries, detection.labels == "fixed"
-    if is_fixed != bool(manifest.labels):
-        raise ValueError(
-            f"labels: detection.labels is {detection.labels}; such a model has {'' if is_fixed else 'no '}labels"
-        )
-    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
-        raise ValueError("limits.max_input_tokens and special_tokens: required by a detector of the caller's labels")
-    if not is_fixed and TOKENIZER_FILE not in manifest.files:
-        raise ValueError(f"files: a detector of the caller's labels requires {TOKENIZER_FILE}")
+    _check_labels_of(manifest, "detection", detection.labels)
     for precision, variant in manifest.variants.items():
         encoder = variant.graphs.get("text_encoder")
         widths = {} if encoder is None else {spec.name: spec.shape[1:] for spec in encoder.outputs}
@@ -1691,6 +1689,34 @@ def _check_detection(manifest: Manifest) -> None:
             if found != (needed := expected.get(name, {})):
                 raise ValueError(
                     f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {needed}"
+                )
+
+
+def _check_labels_of(manifest: Manifest, part: str, labels: Literal["fixed", "embedded"]) -> None:
+    """Checks that a model has labels, or what reads the caller's."""
+    is_fixed = labels == "fixed"
+    if is_fixed != bool(manifest.labels):
+        raise ValueError(f"labels: {part}.labels is {labels}; such a model has {'' if is_fixed else 'no '}labels")
+    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a model of the caller's labels")
+    if not is_fixed and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a model of the caller's labels requires {TOKENIZER_FILE}")
+
+
+def _check_pixel_labels(manifest: Manifest) -> None:
+    segmentation = demanded(manifest.semantic_segmentation)
+    _check_labels_of(manifest, "semantic_segmentation", segmentation.labels)
+    if segmentation.labels == "fixed":
+        _check_pixel_map(manifest)
+        return
+    expected = {"model": ("features", 4), "text_encoder": ("embedding", 2), "decoder": ("logits", 3)}
+    for precision, variant in manifest.variants.items():
+        for role, graph in variant.graphs.items():
+            found = [(spec.name, len(spec.shape)) for spec in graph.outputs]
+            if found != [expected.get(role)] or any(isinstance(axis, str) for axis in graph.outputs[0].shape[1:]):
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the outputs {found}, a name and a number of axes each; "
+                    f"{manifest.task} needs {expected.get(role)}, and numbers behind the batch"
                 )
 
 
@@ -1841,7 +1867,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.OBJECT_DETECTION: TaskParts(needs=("image_preprocessing", "detection"), check=_check_detection),
     Task.SEMANTIC_SEGMENTATION: TaskParts(
-        needs=("labels", "image_preprocessing", "semantic_segmentation"), check=_check_pixel_map
+        needs=("image_preprocessing", "semantic_segmentation"), check=_check_pixel_labels
     ),
     Task.DEPTH_ESTIMATION: TaskParts(needs=("image_preprocessing", "depth"), check=_check_pixel_map),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),

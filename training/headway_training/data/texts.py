@@ -163,8 +163,8 @@ def _index_labels(
         raise DataError(f"{path}: {only}; a classifier needs at least 2 labels")
     if known is None and len(names) > max(_FEW_LABELS, _MOST_LABELS_A_ROW * len(rows)):
         raise DataError(
-            f"{path}: has {len(names):,} different labels in {len(rows):,} rows, such as {rows[0].label[:60]!r}, so they "
-            f"look like texts; {_LAYOUT}"
+            f"{path}: has {len(names):,} different labels in {len(rows):,} rows, such as {rows[0].label[:60]!r}, so "
+            f"they look like texts; {_LAYOUT}"
         )
     index = {name: i for i, name in enumerate(names)}
     for row, one in zip(rows, labels, strict=True):
