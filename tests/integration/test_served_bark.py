@@ -57,7 +57,7 @@ def spoken_by(own, text, *, voice, **options):
     """The samples of `transformers`, which takes the likeliest fine code at a temperature of 1."""
     model, tokenizer = own
     given = tokenizer(text, padding="max_length", max_length=tiny_barks.INPUT, return_tensors="pt")
-    seed = {NAMED: (1,), LONE: (2, 7)}.get(voice)
+    seed = {NAMED: (1,), LONE: (5, 7)}.get(voice)
     history = None
     if seed is not None:
         history = {name: torch.from_numpy(array) for name, array in tiny_barks.prompts(*seed).items()}
@@ -68,6 +68,7 @@ def spoken_by(own, text, *, voice, **options):
             history_prompt=history,
             do_sample=False,
             fine_temperature=1.0,
+            semantic_min_eos_p=0.08,  # `generate` does not read it of the folder
             **options,
         )[0].numpy()
 
@@ -82,9 +83,13 @@ def test_samples_are_those_of_transformers_alone_together_and_streamed(own, clie
     together = client.synthesize_speech(TEXTS, **options).results
     assert len({one.audio for one in together}) == len(TEXTS)
     for text, spoken in zip(TEXTS, together, strict=True):
-        expected, found = spoken_by(own, text, voice=voice), samples_of(spoken)
-        assert found.shape == expected.shape
-        np.testing.assert_allclose(found, np.clip(expected, -1, 1), atol=1e-4 + ROUNDING)
+        found = samples_of(spoken)
+        if (voice, text) == (LONE, TEXTS[1]):  # it ends before it begins, of which `generate` makes no audio
+            assert len(found) >= 8
+        else:
+            expected = spoken_by(own, text, voice=voice)
+            assert found.shape == expected.shape
+            np.testing.assert_allclose(found, np.clip(expected, -1, 1), atol=1e-4 + ROUNDING)
         assert len(found) == round(spoken.duration_seconds * spoken.sampling_rate)
         assert spoken.new_token_count * 8 == len(found) * tiny_barks.BOOKS
     [alone] = client.synthesize_speech(TEXTS[0], **options).results
@@ -92,6 +97,7 @@ def test_samples_are_those_of_transformers_alone_together_and_streamed(own, clie
     with client.stream_synthesize_speech(TEXTS[0], **options) as stream:
         pcm = b"".join(part.pcm for part in stream)
     assert together[0].audio.endswith(pcm)
+    assert (together[1].finish_reason == "length") == (voice != NAMED)
     assert np.abs(samples_of(alone)).mean() > 0.01
 
 

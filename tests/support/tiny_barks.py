@@ -22,6 +22,7 @@ GENERATION = {
         "max_input_semantic_length": INPUT,
         "do_sample": True,
         "temperature": 0.7,
+        "min_eos_p": 0.08,
     },
     "coarse_acoustics_config": {
         "coarse_semantic_pad_token": SEMANTIC + 2 * BOOK,
@@ -116,5 +117,5 @@ def write_bark(folder: Path, seed: int = 3, voices: bool = True, **changes) -> P
         (folder / "speaker_embeddings_path.json").write_text(
             json.dumps({"repo_or_path": "somewhere", "v2/en_speaker_1": paths})
         )
-        np.savez(folder / "speaker_embeddings" / "own.npz", **prompts(2, frames=7))
+        np.savez(folder / "speaker_embeddings" / "own.npz", **prompts(5, frames=7))
     return folder

@@ -208,7 +208,9 @@ def read_staged_speaker(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
     if folder.options.max_length is not None:
         raise SourceError(f"--max-length: {folder.path} reads texts of {length} tokens, as it was trained")
     if most < 1:
-        raise SourceError(f"{folder.path}: has {positions} positions, and texts of {length} tokens leave none for speech")
+        raise SourceError(
+            f"{folder.path}: has {positions} positions, and texts of {length} tokens leave none for speech"
+        )
     with as_source_error():
         tokenizer = plain_tokenizer(folders.open_tokenizer(folder.path))
     if (largest := max(tokenizer.get_vocab().values()) + stages.text_offset) >= stages.num_inputs:
@@ -257,7 +259,9 @@ def _stages_of(folder: ModelFolder, model: Any, generation: Any) -> SpeechStages
         SourceError: They do so in a way that is not supported.
     """
     semantic, coarse, fine = (
-        generation.semantic_config, generation.coarse_acoustics_config, generation.fine_acoustics_config
+        generation.semantic_config,
+        generation.coarse_acoustics_config,
+        generation.fine_acoustics_config,
     )
     codec, of_fine = model.codec_model.config, model.fine_acoustics.config
     first, size = int(semantic.semantic_vocab_size), int(generation.codebook_size)

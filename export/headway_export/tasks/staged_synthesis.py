@@ -141,7 +141,9 @@ class StagedSynthesis(ExportTask):
                 answer = partial(_answer, "logits", speaker.expected_fine, torch.from_numpy(given[None]), int(book))
                 comparison.add_outputs(one, f"fine codes of codebook {book}", answer)
             codes = random.integers(0, stages.codebook_size, (batch_size, length, stages.num_books))
-            for one, given in zip(run_batch(graphs["codec_decoder"], [{"codes": one} for one in codes]), codes, strict=True):
+            for one, given in zip(
+                run_batch(graphs["codec_decoder"], [{"codes": one} for one in codes]), codes, strict=True
+            ):
                 answer = partial(_answer, "samples", speaker.expected_samples, torch.from_numpy(given[None]))
                 comparison.add_outputs(one, f"samples of {length} frames", answer)
             comparison.num_shapes += 2
@@ -180,9 +182,7 @@ def _compare_decoder(
     for batch_size in BATCH_SIZES:
         limits = candidate.bundle.manifest.limits.model_copy(update={"max_total_tokens": longest})
         bundle = replace(candidate.bundle, manifest=candidate.bundle.manifest.model_copy(update={"limits": limits}))
-        runner = DecoderRunner(
-            candidate.runtime, bundle, candidate.variant, num_slots=batch_size, sharing=session
-        )
+        runner = DecoderRunner(candidate.runtime, bundle, candidate.variant, num_slots=batch_size, sharing=session)
         lengths = random.integers(1, longest - num_steps + 1, batch_size)
         lengths[0] = longest - num_steps
         prompts = [random.integers(0, runner.vocab_size, length) for length in lengths]

@@ -382,7 +382,13 @@ class StagedModel(DecodingModel, Synthesizer):
         return frames[given : given + len(coarse)]
 
     def _sequence(
-        self, prompt: NDArray[np.int64], parameters: Any, rule: TokenRule, request: SynthesisRequest, *, eos_id: int | None
+        self,
+        prompt: NDArray[np.int64],
+        parameters: Any,
+        rule: TokenRule,
+        request: SynthesisRequest,
+        *,
+        eos_id: int | None,
     ) -> Sequence:
         return Sequence(
             prompt_ids=prompt,
