@@ -284,8 +284,8 @@ def _stages_of(folder: ModelFolder, model: Any, generation: Any) -> SpeechStages
             raise SourceError(f"{folder.path}: {name} is {stated}; {needed} is supported")
     if model.coarse_acoustics.config.block_size < coarse.max_coarse_input_length + 1 + coarse.max_coarse_history:
         raise SourceError(
-            f"{folder.path}: the coarse model has {model.coarse_acoustics.config.block_size} positions, and its windows "
-            "more"
+            f"{folder.path}: the coarse model has {model.coarse_acoustics.config.block_size} positions, fewer than its "
+            "windows"
         )
     if of_fine.block_size < fine.max_fine_input_length:
         raise SourceError(
@@ -357,7 +357,7 @@ def _voices_of(folder: ModelFolder, stages: SpeechStages) -> tuple[dict[str, dic
     for one in sorted((*folder.path.glob("*.npz"), *folder.path.glob("speaker_embeddings/**/*.npz"))):
         found[one.stem] = _load_array(one)
     voices = {name: _voice(folder.path, name, arrays, stages) for name, arrays in found.items()}
-    notes = ()
+    notes: tuple[str, ...] = ()
     if missing:
         names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         notes = (f"{_VOICES} names voices whose files are not there, which are left out: {names}",)

@@ -14,6 +14,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -148,7 +149,7 @@ class StagedModel(DecodingModel, Synthesizer):
     def load(cls, bundle: Bundle, runtime: Runtime, settings: ServerSettings, observer: Observer = NO_OBSERVER) -> Self:
         """See `DecodingModel.load`; opens the further stages too."""
         model = super().load(bundle, runtime, settings, observer)
-        model._open(runtime, settings, observer)
+        model._open(runtime, settings, observer)  # noqa: SLF001 (its own class)
         return model
 
     def _open(self, runtime: Runtime, settings: ServerSettings, observer: Observer) -> None:
@@ -170,9 +171,7 @@ class StagedModel(DecodingModel, Synthesizer):
             )
         self._coarse_vocab_size = size
         borders = (first, first + stages.codebook_size, size)
-        self._coarse_masks = tuple(
-            mask_of(range(start, stop), num_words(size)) for start, stop in zip(borders, borders[1:], strict=False)
-        )
+        self._coarse_masks = tuple(mask_of(range(start, stop), num_words(size)) for start, stop in pairwise(borders))
         try:
             largest = np.array([max(size - 1, stages.coarse_pad, stages.coarse_infer)])
             coarse.prefill(0, largest, 0)
@@ -470,7 +469,8 @@ class _Choice:
         logits = row["logits"][self.first :]
         if self.temperature not in (0.0, 1.0):  # of 1 `generate` takes the likeliest, too
             logits = logits / np.float32(self.temperature) + self.random.gumbel(size=logits.shape).astype(np.float32)
-        return logits.argmax(axis=-1)
+        chosen: NDArray[np.int64] = logits.argmax(axis=-1)
+        return chosen
 
 
 def frames_of(num_tokens: int, stages: SpeechStages) -> int:
