@@ -11,10 +11,8 @@ import tiny_barks
 import torch
 import transformers
 from served_sequences import export
-from typer.testing import CliRunner
 
 from headway_client import Client, InvalidArgumentError
-from headway_export.cli import app
 
 from .conftest import serve
 
@@ -139,10 +137,3 @@ def test_the_api_of_openai_speaks_in_a_voice(client):
     body = {"model": "bark", "input": "a dog", "voice": NAMED, "seed": 5, "response_format": "wav"}
     answer = httpx2.post(f"http://127.0.0.1:{HTTP_PORT}/v1/audio/speech", json=body, timeout=60)
     assert answer.content == expected.audio
-
-
-def refusal_of(folder, store, *flags):
-    result = CliRunner().invoke(app, ["hf", str(folder), "--store", str(store), *flags])
-    assert result.exit_code == 2, result.output
-    assert not any(store.glob("*/*"))
-    return " ".join(result.output.split())

@@ -10,7 +10,8 @@ samples.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -18,6 +19,7 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BarkModel
@@ -292,7 +294,7 @@ def _stages_of(folder: ModelFolder, model: Any, generation: Any) -> SpeechStages
             f"{folder.path}: the fine model has {of_fine.block_size} positions, fewer than max_fine_input_length "
             f"({fine.max_fine_input_length})"
         )
-    with as_source_error():
+    with _in_range():
         return SpeechStages(
             sampling_rate=int(generation.sample_rate),
             hop_length=int(np.prod(codec.upsampling_ratios)),
@@ -327,8 +329,23 @@ def _sampling_of(settings: Any, size: int) -> SamplingDefaults:
         "top_k": min(_DEFAULT_TOP_K if settings.top_k is None else settings.top_k, size),
     }
     values |= {name: getattr(settings, name) for name in ("top_p", "min_p") if getattr(settings, name) is not None}
-    with as_source_error():
+    with _in_range():
         return SamplingDefaults.model_validate(values)
+
+
+@contextmanager
+def _in_range() -> Iterator[None]:
+    """Names a value that is out of its range.
+
+    Raises:
+        SourceError: There is one.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise SourceError(f"generation_config.json: {where} is {first['input']!r}: {first['msg']}") from error
 
 
 # Voices
