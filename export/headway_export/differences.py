@@ -22,11 +22,11 @@ _CLOSE = 50.0
 """Logits this far below the largest have no part in a softmax: exp(-50) is 2e-22."""
 _MOST_MEDIANS = 10.0
 """Size of a row at most, in medians of its magnitudes."""
-_LEAST_SIZE = 1e-6
+LEAST_SIZE = 1e-6
 
 
 def relative_errors(
-    found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool, least_size: float = _LEAST_SIZE
+    found: NDArray[Any], expected: NDArray[Any], *, of_softmax: bool, least_size: float = LEAST_SIZE
 ) -> NDArray[np.float64]:
     """Returns the relative error of each row of an output, (..., D) -> (...); inf where it is not finite.
 
@@ -76,7 +76,7 @@ def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np
     if not are_all_close:
         alone = close.sum(axis=-1, keepdims=True) == 1
         size = np.where(alone, np.where(close, np.maximum(magnitude, 1.0), 1.0), size)
-    return np.maximum(size, _LEAST_SIZE)
+    return np.maximum(size, LEAST_SIZE)
 
 
 def _size(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway_export.candidate import Candidate, run_batch
-from headway_export.differences import relative_errors
+from headway_export.differences import LEAST_SIZE, relative_errors
 from headway_export.errors import ParityError
 from headway_export.reference import Reference
 from headway_export.rounding import FACTOR, is_explained, rounded_answers
@@ -63,7 +63,8 @@ def check(candidate: Candidate, reference: Reference) -> ParityFigures:
     comparison = Comparison(
         bound=LOGIT_BOUND if is_fp32 else None,
         recorded=exported.output_of(source),
-        of_softmax="logits" if exported.kind(source) in ("choice", "pixel") else None,
+        of_softmax="logits" if exported.has_softmax(source) else None,
+        least_size=exported.least_size(source),
     )
     try:
         exported.compare(candidate, reference, comparison)
@@ -93,6 +94,8 @@ class Comparison:
     """The output whose error is kept."""
     of_softmax: str | None = "logits"
     """The output that a softmax makes probabilities of."""
+    least_size: float = LEAST_SIZE
+    """Least size that differences of other outputs are divided by."""
     max_error: float = 0.0
     num_shapes: int = 0
     num_tokens: int = 0
@@ -116,7 +119,8 @@ class Comparison:
         """
 
         def error_of(found: NDArray[Any]) -> float:
-            errors = relative_errors(np.atleast_1d(found), exact, of_softmax=name == self.of_softmax)
+            is_softmax = name == self.of_softmax
+            errors = relative_errors(np.atleast_1d(found), exact, of_softmax=is_softmax, least_size=self.least_size)
             return float(errors.max(initial=0.0))
 
         exact = np.atleast_1d(expected)

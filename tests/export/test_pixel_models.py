@@ -12,7 +12,7 @@ from headway_export.agreement import LIMITS, Rows, _Comparison
 from headway_export.errors import SourceError
 from headway_export.huggingface import FolderOptions, from_folder
 from headway_export.huggingface.depth_estimators import DEPTH_ESTIMATORS
-from headway_export.huggingface.semantic_segmenters import PIXEL_CLASSIFIERS
+from headway_export.huggingface.semantic_segmenters import MASK_CLASSIFIERS, PIXEL_CLASSIFIERS
 from headway_server.bundles import ClassificationScheme, Task
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
@@ -35,7 +35,7 @@ def prepared(source, image):
 
 
 def test_every_family_that_is_read_is_tried():
-    assert set(tiny_pixel_models.SEMANTIC) == set(PIXEL_CLASSIFIERS)
+    assert set(tiny_pixel_models.SEMANTIC) == {*PIXEL_CLASSIFIERS, *MASK_CLASSIFIERS}
     assert set(tiny_pixel_models.DEPTH) == set(DEPTH_ESTIMATORS)
 
 

@@ -140,7 +140,7 @@ def write_detector(folder: Path, family: str, **preprocessing) -> Path:
 
 
 _TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
-ZERO_SHOT = ("owlvit",)
+ZERO_SHOT = ("owlvit", "owlv2")
 """Families without labels of their own."""
 LABELS = ("seven", "one two three", "nine eight", "four")
 """Of tokens of `tiny_huggingface`."""
@@ -162,8 +162,10 @@ def write_zero_shot_detector(folder: Path, family: str) -> Path:
                 parameter.normal_(std=0.6 if "logit_scale" in name or "position" in name else 0.25)
     model.save_pretrained(folder)
     tiny_clips.write_tokenizer(folder, "clip")
-    size = {"size": {"height": 64, "width": 64}, "do_center_crop": False, "do_pad": False, "resample": 3}
-    written = {"image_processor_type": "OwlViTImageProcessor", **_RESIZED, **size}
+    is_first = family == "owlvit"
+    size = {"size": {"height": 64, "width": 64}, "do_center_crop": False, "do_pad": not is_first, "resample": 3}
+    processor = "OwlViTImageProcessor" if is_first else "Owlv2ImageProcessor"
+    written = {"image_processor_type": processor, **_RESIZED, **size}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))
     return folder
 

@@ -55,6 +55,16 @@ _DINO = {
     "reshape_hidden_states": False,
     "apply_layernorm": True,
 }
+_RESNET = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8, 12, 16, 20],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+    "out_features": ["stage1", "stage2", "stage3", "stage4"],
+}
+_DECODER = {"encoder_layers": 1, "decoder_layers": 1, "d_model": 32, "encoder_attention_heads": 2}
+_DETR = {**_DECODER, "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "num_queries": 7}
 _BEIT = {
     **_VIT,
     "patch_size": 16,
@@ -65,6 +75,7 @@ _BEIT = {
 }
 _CONVNEXT = {"model_type": "convnext", "depths": [1, 1, 1, 1], "hidden_sizes": [8, 12, 16, 20]}
 _STAGES = {"out_features": ["stage1", "stage2", "stage3", "stage4"]}
+_MASKED = {"size": {"height": 64, "width": 64}, "size_divisor": 32}
 _UNCROPPED = {"do_center_crop": False}
 _DPT = {
     **_VIT,
@@ -113,6 +124,34 @@ SEMANTIC = {
         "SegformerImageProcessor",
         {},
     ),
+    "maskformer": (
+        "MaskFormerForInstanceSegmentation",
+        {
+            "backbone_config": _RESNET,
+            "decoder_config": {"model_type": "detr", **_DETR},
+            "fpn_feature_size": 32,
+            "mask_feature_size": 32,
+        },
+        "MaskFormerImageProcessor",
+        _MASKED,
+    ),
+    "mask2former": (
+        "Mask2FormerForUniversalSegmentation",
+        {
+            "backbone_config": _RESNET,
+            "feature_size": 32,
+            "mask_feature_size": 32,
+            "hidden_dim": 32,
+            "encoder_feedforward_dim": 24,
+            "dim_feedforward": 24,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "num_attention_heads": 2,
+            "num_queries": 7,
+        },
+        "Mask2FormerImageProcessor",
+        _MASKED,
+    ),
 }
 """Class, configuration, image processor and its settings of each family, by model type."""
 DEPTH = {
@@ -133,21 +172,24 @@ DEPTH = {
     ),
     "dpt": ("DPTForDepthEstimation", _DPT, "DPTImageProcessor", {"resample": 3}),
 }
-SERVED = {"segformer", "depth_anything"}
+_DEVIATIONS = {"class_predictor": 1.0, "quer": 2.0, "mask_embedder": 0.15}
+"""Of weights, by a part of their names, such that every cell has a mask and several labels win."""
+_MASKS_SEED = 9
+SERVED = {"segformer", "maskformer", "depth_anything"}
 """Families that are exported and served."""
 
 
 def write_pixel_model(folder: Path, family: str, *, is_depth: bool = False, **preprocessing) -> Path:
     """Writes a model whose answers vary over an image."""
     name, values, processor, settings = (DEPTH if is_depth else SEMANTIC)[family]
-    torch.manual_seed(3)
+    torch.manual_seed(_MASKS_SEED if "mask" in family else 3)
     kind = getattr(transformers, name)
     config = kind.config_class(**values, **({} if is_depth else {"num_labels": NUM_LABELS}))
     model = kind(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for part, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.2)
+                parameter.normal_(std=next((std for key, std in _DEVIATIONS.items() if key in part), 0.2))
     model.save_pretrained(folder)
     written = {"image_processor_type": processor, **_SQUARE, **settings, **preprocessing}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))

@@ -81,13 +81,13 @@ EXPORTED: Final = (
     ),
     Families(
         kind="decoders that see or hear",
-        names="Gemma 4",
+        names="Gemma 4 that attends to later tokens of images in some layers",
         task="`generation` of texts alone",
         compared=_LOGITS,
     ),
     Families(
         kind="",
-        names="LLaVA, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 with images, PaliGemma 2",
+        names="LLaVA, LLaVA-NeXT, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
     ),
@@ -218,10 +218,25 @@ EXPORTED: Final = (
         compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
     ),
     Families(
+        kind="",
+        names=(
+            "folders of timm, with timm and torchvision installed: ResNet, EfficientNet, MobileNet V3, ConvNeXt, ViT, "
+            "Swin, RegNet, MobileViT, EVA-02, DINOv2"
+        ),
+        task="`image_classification`, `image_embedding`",
+        compared="probabilities and vectors of timm, within 1e-5, served by hand on 2026-11-28",
+    ),
+    Families(
         kind="captioners",
         names="ViT-GPT2, BLIP, Donut",
         task="`captioning` ([captions.md](captions.md))",
         compared="captions equal `generate`, greedy, token for token; of Donut behind the prompt of its task",
+    ),
+    Families(
+        kind="",
+        names="Florence-2",
+        task="`captioning` by questions ([captions.md](captions.md))",
+        compared="texts equal `generate` for five questions, greedy and with three beams",
     ),
     Families(
         kind="",
@@ -237,7 +252,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="OWL-ViT",
+        names="OWL-ViT, OWLv2",
         task="`object_detection` of the caller's labels",
         compared="labels; scores within 1e-4; boxes within a pixel",
     ),
@@ -258,6 +273,12 @@ EXPORTED: Final = (
         names="BEiT, Data2Vec (images), DPT, UPerNet, MobileViT, MobileNet V2",
         task="`semantic_segmentation`",
         compared="labels of pixels by the module's outputs, 999 of 1,000; not exported in the tests",
+    ),
+    Families(
+        kind="",
+        names="MaskFormer, Mask2Former",
+        task="`semantic_segmentation` by labels of masks",
+        compared="labels of pixels, 999 of 1,000; of Mask2Former exported and served once by hand, not in the tests",
     ),
     Families(
         kind="",
@@ -285,7 +306,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="two towers",
-        names="CLIP, SigLIP, SigLIP 2 of a fixed size",
+        names="CLIP, SigLIP, SigLIP 2 of a fixed size or of any (NaFlex)",
         task="`image_embedding` and `text_embedding` in one space",
         compared="vectors and probabilities, within 1e-5",
     ),
@@ -465,13 +486,6 @@ REFUSALS: Final = (
         is_trained_without=True,
     ),
     Refusal(
-        names=("timm",),
-        model_types=("timm_wrapper",),
-        says="is computed by the package timm",
-        why="`transformers` has no layers of it; make the model with timm, and export that module by its factory",
-        tasks=(Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING),
-    ),
-    Refusal(
         names=("Funnel", "Reformer"),
         model_types=("funnel", "reformer"),
         says="answers a text otherwise where it is padded",
@@ -504,13 +518,6 @@ REFUSALS: Final = (
         tasks=_READING,
     ),
     Refusal(
-        names=("OWLv2",),
-        model_types=("owlv2",),
-        says="scales images in a way of its own",
-        why="no preprocessing of a bundle pads, smooths and interpolates them so",
-        tasks=(Task.OBJECT_DETECTION,),
-    ),
-    Refusal(
         names=("BERT as a decoder",),
         says="is an encoder",
         why="it reads a text in both directions, unless `is_decoder` is true",
@@ -533,8 +540,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
-    "ForUniversalSegmentation": "segments images without a prompt",
-    "ForInstanceSegmentation": "segments images without a prompt",
     "ForImageSegmentation": "segments images without a prompt",
     "ForImageMatting": "cuts out foregrounds",
     "ForNormalEstimation": "tells slopes in images",
@@ -570,7 +575,6 @@ OPTIMUM: Final = (
 )  # fmt: skip
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
-    "segments of images": ("MaskFormer",),
     "speech and sounds": (
         "Musicgen", "SpeechT5",
     ),

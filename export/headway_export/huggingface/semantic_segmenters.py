@@ -1,6 +1,6 @@
 """Models that label the pixels of images.
 
-B images, C labels, R, S rows and columns of cells.
+B images, C labels, Q masks of an image, R, S rows and columns of cells.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSemanticSegmentation
+from torch.nn import functional
+from transformers import AutoModelForSemanticSegmentation, AutoModelForUniversalSegmentation
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
@@ -18,9 +19,11 @@ from headway_export.source import ExportSource
 from headway_server.bundles import SemanticSegmentation
 from headway_training.folders import first_line, labels_of
 
-SEMANTIC_HEADS: Final = ("ForSemanticSegmentation",)
+SEMANTIC_HEADS: Final = ("ForSemanticSegmentation", "ForUniversalSegmentation", "ForInstanceSegmentation")
 PIXEL_CLASSIFIERS: Final = ("segformer", "beit", "data2vec-vision", "upernet", "dpt", "mobilevit", "mobilenet_v2")
-"""Families by model type."""
+"""Families whose logits are those of labels, by model type."""
+MASK_CLASSIFIERS: Final[dict[str, int | None]] = {"maskformer": None, "mask2former": 384}
+"""Families that label masks, by model type, and the side that their post-processing enlarges masks to first."""
 
 
 class HuggingFacePixelClassifier(nn.Module):
@@ -37,6 +40,28 @@ class HuggingFacePixelClassifier(nn.Module):
         return cast("Tensor", self.model(pixel_values=pixels, return_dict=True).logits)
 
 
+class HuggingFaceMaskClassifier(nn.Module):
+    """A model of `transformers` that labels masks.
+
+    Cheng et al. 2021, "Per-Pixel Classification is Not All You Need for Semantic Segmentation".
+    """
+
+    def __init__(self, model: nn.Module, *, side: int | None) -> None:
+        """Takes a model, and the side that masks are enlarged to; None: they stay as they are."""
+        super().__init__()
+        self.model = model
+        self.side = side
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, 3, height, width) -> sums of probabilities (B, C, R, S); section 3.4 there."""
+        output = self.model(pixel_values=pixel_values, return_dict=True)
+        masks = output.masks_queries_logits  # (B, Q, R, S)
+        if self.side is not None:
+            masks = functional.interpolate(masks, (self.side, self.side), mode="bilinear", align_corners=False)
+        labels = output.class_queries_logits.softmax(dim=-1)[..., :-1]  # (B, Q, C), without that of no object
+        return torch.einsum("bqc,bqhw->bchw", labels, masks.sigmoid())
+
+
 def read_semantic_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     """Reads a model that labels pixels.
 
@@ -44,10 +69,10 @@ def read_semantic_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[st
         SourceError: The folder is incomplete, or its model or its preprocessing cannot be served.
     """
     family = folder.config.model_type
-    if family not in PIXEL_CLASSIFIERS:
+    if family not in PIXEL_CLASSIFIERS and family not in MASK_CLASSIFIERS:
         raise SourceError(
             f"{folder.path}: labels pixels as {family}, and how its outputs are read is not known; known are "
-            f"{', '.join(sorted(PIXEL_CLASSIFIERS))}"
+            f"{', '.join(sorted((*PIXEL_CLASSIFIERS, *MASK_CLASSIFIERS)))}"
         )
     preprocessing, is_bgr = read_preprocessing(folder)
     if (preprocessing.resize, preprocessing.resize_size) != ("stretch", None):
@@ -56,8 +81,13 @@ def read_semantic_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[st
             'post-processing stretches maps to images; write a size there, such as "size": {"height": 512, "width": '
             '512}, and "do_center_crop": false'
         )
+    if is_bgr and family in MASK_CLASSIFIERS:
+        raise SourceError(f"{folder.path / PREPROCESSOR_FILE}: turns colours around, and {family} reads RGB")
 
     def load() -> nn.Module:
+        if family in MASK_CLASSIFIERS:
+            model = folder.load(AutoModelForUniversalSegmentation)
+            return HuggingFaceMaskClassifier(model, side=MASK_CLASSIFIERS[family]).eval()
         return HuggingFacePixelClassifier(folder.load(AutoModelForSemanticSegmentation), is_bgr=is_bgr).eval()
 
     module, labels = load(), labels_of(folder.config)
@@ -78,6 +108,6 @@ def read_semantic_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[st
         make_reference=load,
         image_preprocessing=preprocessing,
         labels=labels,
-        semantic_segmentation=SemanticSegmentation(),
+        semantic_segmentation=SemanticSegmentation(scores="sum" if family in MASK_CLASSIFIERS else "softmax"),
     )
     return source, ()

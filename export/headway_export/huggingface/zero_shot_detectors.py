@@ -20,7 +20,7 @@ from headway_export.source import ExportSource
 from headway_server.bundles import Detection, SpecialTokens
 from headway_training.folders import first_line
 
-ZERO_SHOT_DETECTORS: Final = frozenset({"owlvit"})
+ZERO_SHOT_DETECTORS: Final = frozenset({"owlvit", "owlv2"})
 """Families by model type."""
 OUTPUT_BOUND: Final = 1e-4
 """Largest difference of a logit or of a side of a box between the graphs' arithmetic and the whole model."""
@@ -40,14 +40,14 @@ class LabelTower(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """(B, T), (B, T), 1 at tokens and 0 behind them -> `embedding` (B, D)."""
-        owl = cast("Any", self.model).owlvit
+        owl = cast("Any", self.model).base_model
         states = owl.text_model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True)
         embedding = functional.normalize(owl.text_projection(states.pooler_output), dim=-1)
         return {"embedding": embedding / (1 + _TINY)}
 
 
 class OwlDetector(nn.Module):
-    """OWL-ViT (Minderer et al. 2022, arXiv 2205.06230) of `transformers`, with its product of boxes and labels apart.
+    """OWL-ViT (Minderer et al. 2022, arXiv 2205.06230) or OWLv2, with the product of boxes and labels apart.
 
     The logit of a label is (cosine + shift) scale, of which shift and scale are a box's own.
     """

@@ -14,20 +14,17 @@ from numpy.typing import NDArray
 
 from headway_export import synthetic
 from headway_export.agreement import Rows
-from headway_export.candidate import Candidate, pixel_values_of, run_batch
+from headway_export.candidate import Candidate, run_batch
 from headway_export.inputs import NUM_MASKED, Draw, Inputs, image_items, places
-from headway_export.parity import BATCH_SIZES, SEED, Comparison
+from headway_export.parity import Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
-from headway_export.tasks.images import ImageTask
+from headway_export.tasks.images import ImageTask, size_of
 from headway_export.tasks.task import NOT_LOOKED_AT
-from headway_server.batching import Tensors
-from headway_server.bundles import ImagePreprocessing, Manifest, demanded
+from headway_server.bundles import Manifest, demanded
 from headway_server.tasks.outputs import LOGITS, log_softmax
 from headway_server.tasks.pixels.model import DEPTH
 
-_SHARES: Final = ((1.0, 1.0), (0.5, 0.75), (0.5, 0.25))
-"""Height and width of compared images where a model reads many sizes, as shares of the usual ones."""
 _NUM_CELLS: Final = 512
 """Cells of an image that are judged, evenly from all of them."""
 
@@ -64,13 +61,6 @@ class _PixelTask(ImageTask):
             ]
         return super().image_limits(manifest)
 
-    def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
-        """Yields images, of several sizes if the model reads many."""
-        image, random = demanded(candidate.source.image_preprocessing), np.random.default_rng(SEED)
-        for batch_size, shares in zip(BATCH_SIZES, _SHARES, strict=True):
-            drawn = random.integers(0, 256, (batch_size, *_size(image, *shares), 3)).astype(np.uint8)
-            yield [{"pixel_values": pixels} for pixels in pixel_values_of(candidate.source, drawn)]
-
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Compares the cells of batches of images."""
         graph = candidate.open_stateless()
@@ -95,7 +85,7 @@ class _PixelTask(ImageTask):
         if source.images is not None:
             items = draw.pixels(count)
         else:
-            size = _size(demanded(source.image_preprocessing), 1, 1)
+            size = size_of(demanded(source.image_preprocessing), 1, 1)
             items = list(image_items(source, synthetic.draw_images(count, *size, draw.generator)))
         return items, items
 
@@ -112,24 +102,20 @@ class _PixelTask(ImageTask):
         """Returns the rows that variants are judged by."""
 
 
-def _size(image: ImagePreprocessing, of_height: float, of_width: float) -> tuple[int, int]:
-    """Returns height and width of an image, as shares of the usual ones; the usual ones if all have one size."""
-    if not image.keeps_proportions:
-        return image.height, image.width
-    whole = 1.0 if image.resize != "multiple" else 0.5  # which states no size but the largest
-    height, width = (
-        max(1, int(whole * share * side / image.multiple)) * image.multiple
-        for share, side in ((of_height, image.height), (of_width, image.width))
-    )
-    return height, width
-
-
 class PixelLabels(_PixelTask):
     """Labels of pixels."""
 
     own_kind = "pixel"
     part = "semantic_segmentation"
     recorded = LOGITS
+
+    def has_softmax(self, source: ExportSource) -> bool:
+        """True unless they are sums of probabilities."""
+        return demanded(source.semantic_segmentation).scores == "softmax"
+
+    def least_size(self, source: ExportSource) -> float:
+        """Of sums 1: a mask's probability of 1e-9 is right if it is below 1e-4, whatever its own size."""
+        return 1.0
 
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """(C, R, S) -> (R S, C)."""

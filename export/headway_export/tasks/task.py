@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from onnx_ir.passes import InPlacePass
 
+from headway_export.differences import LEAST_SIZE
 from headway_export.errors import SourceError
 from headway_export.graphs import AttentionGraph, StatelessAttentionGraph, kernel_problem, returns_attention
 from headway_export.source import read_evaluation
@@ -221,6 +222,14 @@ class ExportTask(ABC):
         several = source.classification is not None and source.classification.kind == "multi_label"
         return self.own_kind or ("choices" if several else "choice")
 
+    def has_softmax(self, source: ExportSource) -> bool:
+        """True if a softmax makes probabilities of the output `logits`."""
+        return self.kind(source) == "choice"
+
+    def least_size(self, source: ExportSource) -> float:
+        """Returns the least size that differences of other outputs are divided by."""
+        return LEAST_SIZE
+
     def output_of(self, source: ExportSource) -> str:
         """Returns the name of the output that is judged, whose error the manifest records."""
         return self.recorded
@@ -262,12 +271,12 @@ class ExportTask(ABC):
     def image_limits(self, manifest: Manifest) -> list[str]:
         """Says what becomes of images, a sentence each; for a model that has their preprocessing."""
         image = demanded(manifest.image_preprocessing)
-        if image.has_cells:
+        if image.has_cells or image.resize == "patches":
             side = image.multiple
             return [
                 f"An image keeps its proportions, and becomes at most {image.most_cells:,} squares of {side} x {side}."
             ]
-        if image.resize == "longer_side":
+        if image.fills_square:
             return [f"Every image is resized to a longer side of {image.width} pixels and padded to a square."]
         if image.resize == "inside":
             return [f"Every image is resized to fit into {image.height} x {image.width} pixels, and centred on black."]

@@ -8,6 +8,7 @@ at most the pixels of one largest image at a time (a WebP takes about 16 bytes a
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ from PIL import (
 from headway_server.bundles import ImagePreprocessing, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing.pool import image_pool
+from headway_server.preprocessing.smoothing import smooth_square
 
 # Imported here because Image.open would import every plugin at the first WebP image.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin, BmpImagePlugin, GifImagePlugin)
@@ -58,8 +60,8 @@ _TURNED: Final = range(5, 9)
 """Its values with width and height exchanged."""
 _MOST_ELONGATED: Final = 200
 """Limit of an image's longer side, in shorter ones, where it is resized to a number of pixels."""
-_BOUNDED: Final = ("nearest_side", "multiple")
-"""Ways of resizing that leave images of any size, of which large ones are refused."""
+_BOUNDED: Final = ("nearest_side", "multiple", "patches")
+"""Ways of resizing that leave images of any size, up to a number of pixels."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -134,7 +136,7 @@ class ImagePreprocessor:
             BundleError: A resize of the shorter side without a size that covers the crop, or more pixels than an image
                 may have.
         """
-        no_crop = settings.keeps_proportions or settings.resize in ("longer_side", "inside")
+        no_crop = settings.keeps_proportions or settings.fills_square or settings.resize == "inside"
         crop = 0 if no_crop else max(settings.height, settings.width)
         if (settings.resize_size or (crop if settings.resize == "stretch" else 0)) < crop:
             raise BundleError(
@@ -286,6 +288,16 @@ class ImagePreprocessor:
         Raises:
             InvalidInputError: It would become too large.
         """
+        if self._settings.resize == "smoothed":
+            scale = self._settings.height / max(image.size)
+            return PreparedImage(
+                pixel_values=np.ascontiguousarray(
+                    _channels(smooth_square(np.asarray(image), self._settings.height), self._settings)
+                ),
+                width=image.width,
+                height=image.height,
+                transform=ImageTransform(scale=(scale, scale), offset=(0, 0)),
+            )
         resized, transform = self.resize(image, field)
         return PreparedImage(
             pixel_values=normalize(resized, self._settings),
@@ -296,6 +308,8 @@ class ImagePreprocessor:
 
     def resize(self, image: Image.Image, field: str) -> tuple[Image.Image, ImageTransform]:
         """Resizes and crops an RGB image to the model's size, or to one of its sizes; without the padding.
+
+        Not of `smoothed`, whose colours are no whole numbers.
 
         Raises:
             InvalidInputError: It would become too large.
@@ -331,7 +345,8 @@ class ImagePreprocessor:
         scale = size[0] / image.width, size[1] / image.height
         if settings.keeps_proportions or settings.resize == "longer_side":
             return resized, ImageTransform(scale=scale, offset=(0, 0))
-        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        centred = round if settings.crop_rounding == "even" else math.floor
+        left, top = centred((size[0] - settings.width) / 2), centred((size[1] - settings.height) / 2)
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
         return resized, ImageTransform(scale=scale, offset=(-left, -top))
@@ -339,7 +354,8 @@ class ImagePreprocessor:
     def _bounded_size(self, image: Image.Image, field: str) -> tuple[int, int]:
         """Returns width and height of an image whose model reads any up to a number of pixels; errors: `resize`."""
         settings, most = self._settings, demanded(self._settings.max_pixels)
-        size = settings.nearest(*image.size) if settings.resize == "nearest_side" else settings.whole(*image.size)
+        ways = {"nearest_side": settings.nearest, "multiple": settings.whole, "patches": settings.in_patches}
+        size = ways[settings.resize](*image.size)
         if not 0 < size[0] * size[1] <= most:
             raise InvalidInputError(
                 field,
@@ -592,11 +608,17 @@ def normalize(image: Image.Image, settings: ImagePreprocessing) -> NDArray[np.fl
     Returns:
         float32 (3, height, width); of `longer_side`, zeros are added on the right and below.
     """
-    pixels: NDArray[np.float32] = np.asarray(image, np.float32) / np.float32(255)  # (height, width, 3)
+    channels = _channels(np.asarray(image, np.float32), settings)
+    if settings.resize != "longer_side":
+        return np.ascontiguousarray(channels)
+    padded = np.zeros((3, settings.height, settings.width), np.float32)
+    padded[:, : image.height, : image.width] = channels
+    return padded
+
+
+def _channels(colours: NDArray[np.float32], settings: ImagePreprocessing) -> NDArray[np.float32]:
+    """Normalizes colours of 0 to 255, (height, width, 3) -> (3, height, width)."""
+    pixels = colours / np.float32(255)
     pixels -= np.asarray(settings.mean, np.float32)
     pixels /= np.asarray(settings.std, np.float32)
-    if settings.resize != "longer_side":
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))  # (3, height, width)
-    padded = np.zeros((3, settings.height, settings.width), np.float32)
-    padded[:, : image.height, : image.width] = pixels.transpose(2, 0, 1)
-    return padded
+    return pixels.transpose(2, 0, 1)

@@ -109,7 +109,8 @@ class ObjectDetector(ImageModel):
         scheme, most = demanded(self.bundle.manifest.detection), parameters.max_objects or None
         asked = {name: getattr(parameters, name) for name in ("threshold", "nms_threshold")}
         chosen_thresholds = {name: getattr(scheme, name) if value is None else value for name, value in asked.items()}
-        size = (image.width, image.height)
+        is_square = demanded(self.bundle.manifest.image_preprocessing).fills_square
+        size = (max(image.width, image.height),) * 2 if is_square else (image.width, image.height)
         found = Objects.of(logits, boxes, scheme, size=size, chosen=chosen, **chosen_thresholds)
         objects = Objects(found.scores[:most], found.labels[:most], found.boxes[:most])
         return DetectedObjects(objects=objects, names=names, width=image.width, height=image.height)
