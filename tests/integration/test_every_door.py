@@ -735,6 +735,7 @@ OPENAI: dict[str, dict[str, Any]] = {
     EMBED_ALL_PATH: {"inputs": ["goal", "star"]},
     PREDICT_PATH: {"inputs": "goal"},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
+    "/v1/images/edits": {},
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
@@ -752,6 +753,11 @@ def test_openai_answers_for_every_model_that_can(doors: Doors, http: Any, path: 
         if path.startswith("/v1/audio/trans"):
             audio = (doors.folder / "speech.wav").read_bytes()
             answer = http.post(path, data={"model": name}, files={"file": ("speech.wav", audio)})
+        elif path == "/v1/images/edits":
+            fields = {"model": name, "prompt": "", "step_count": "1"}
+            answer = http.post(
+                path, data=fields, files={"image": ("a.png", (doors.folder / "picture.png").read_bytes())}
+            )
         else:
             answer = http.post(path, json={"model": name, **OPENAI[path]})
         if not has_ability(FAMILIES, manifest, OPENAI_ABILITIES[path]):

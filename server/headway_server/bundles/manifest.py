@@ -699,6 +699,11 @@ class ImageTiles(Record):
     """Heights and widths in tiles."""
     tile_rows: Size = 1
     """Rows and columns of embeddings of a tile, of `resolutions`."""
+    most_read: Size | None = None
+    """Tiles whose embeddings are read, of `resolutions`: those of more are interpolated to as many."""
+    is_of_one: bool = False
+    """True if only the image of a prompt with one image is divided; several are read as wholes,
+    centred in squares of the mean colour."""
 
     def most_tiles(self, side: int) -> int:
         """Returns the number of tiles of an image at most, without the overview; `side` is a tile's in pixels."""
