@@ -389,6 +389,12 @@ EXPORTED: Final = (
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
     ),
     Families(
+        kind="staged speakers",
+        names="Bark",
+        task="`staged_synthesis` ([speech.md](speech.md#bark))",
+        compared="samples, greedily, within 1e-4; voices, ends, lengths, streams",
+    ),
+    Families(
         kind="sounds",
         names="AST, Wav2Vec2",
         task="`audio_classification` ([sounds.md](sounds.md))",
