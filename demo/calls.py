@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import typer
-from draw import draw_pictures
+from draw import draw_pictures, draw_scene
 from PIL import Image, ImageOps
 
 from headway_client import (
@@ -81,6 +81,7 @@ class Calls:
             "InspectText": self.inspect_text,
             "ScoreText": self.score_text,
             "ClassifyImage": partial(self.classify_image, images),
+            "DetectObjects": self.detect_objects,
             "EmbedImage": self.embed_image,
             "SynthesizeSpeech": self.synthesize_speech,
             "TranscribeSpeech": self.transcribe_speech,
@@ -338,6 +339,22 @@ class Calls:
         _line("question", name)
         _line("answer", f"id {prepared.image_id[:16]}...")
         _line("timing", f"{seconds * 1e3:.1f} ms")
+
+    def detect_objects(self) -> None:
+        """DetectObjects on a drawn scene."""
+        _section("DetectObjects", "objects in a drawn picture, with their boxes")
+        _line("question", "a star and a balloon")
+        try:
+            answer, seconds = _timed(
+                lambda: self._client.detect_objects(draw_scene(), model=self._model("object_detection"))
+            )
+        except FailedPreconditionError as error:
+            _line("answer", str(error))
+            return
+        for found in answer[0].objects:
+            left, top, right, bottom = (int(side) for side in astuple(found.box))
+            _line("answer", f"{found.label} {found.score:.2f}, box {left},{top} to {right},{bottom}")
+        _footer(answer, seconds)
 
     def segment_image(self) -> None:
         """SegmentImage: a click in the middle, its mask, and the part in the mask's box for the next call."""

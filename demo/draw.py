@@ -6,6 +6,7 @@ python demo/draw.py FOLDER    writes them as PNG files
 from __future__ import annotations
 
 import io
+import math
 import random
 import sys
 from collections.abc import Callable, Mapping
@@ -22,6 +23,23 @@ Colour = tuple[int, int, int]
 def draw_pictures() -> dict[str, bytes]:
     """Returns every picture as PNG, by what it shows."""
     return {name: _encode(_finish(paint())) for name, paint in _PAINTERS.items()}
+
+
+def draw_scene() -> bytes:
+    """Returns a picture of a star and a balloon as PNG, for a model that finds objects."""
+    image = Image.new("RGB", (320, 240), (70, 120, 190))
+    draw = ImageDraw.Draw(image)
+    reaches = [60 if corner % 2 == 0 else 27 for corner in range(10)]
+    angles = [math.pi * corner / 5 for corner in range(10)]
+    corners = [
+        (90 + reach * math.sin(angle), 90 - reach * math.cos(angle))
+        for reach, angle in zip(reaches, angles, strict=True)
+    ]
+    draw.polygon(corners, fill=(255, 200, 60))
+    draw.ellipse((200, 40, 280, 130), fill=(220, 50, 50))
+    draw.polygon([(240, 128), (232, 142), (248, 142)], fill=(220, 50, 50))
+    draw.line((240, 142, 244, 220), fill=(90, 90, 90), width=3)
+    return _encode(image)
 
 
 def _ship() -> Image.Image:

@@ -60,6 +60,16 @@ class DiffusionSampler(StrEnum):
     """DPM-Solver++ of second order."""
     EULER = "euler"
     """Euler's method."""
+    EULER_ANCESTRAL = "euler_ancestral"
+    """Euler's method with new noise in each step; this and the following for published models."""
+    DDPM = "ddpm"
+    """DDPM, with new noise in each step."""
+    PNDM = "pndm"
+    """PNDM of linear multistep."""
+    UNIPC = "unipc"
+    """UniPC of second order."""
+    LCM = "lcm"
+    """Latent consistency models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +274,7 @@ class CaptionImageOptions(_CaptionOptions, _BeamOptions, total=False):
     """Options of CaptionImage."""
 
     prefixes: Annotated[Texts | None, "What the captions begin with: one for all, or one for each image."]
+    questions: Annotated[Texts | None, "What the model is asked about the images: one for all, or one for each image."]
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 
@@ -271,6 +282,7 @@ class StreamCaptionImageOptions(_CaptionOptions, total=False):
     """Options of StreamCaptionImage."""
 
     prefix: Annotated[str | None, "What the caption begins with."]
+    question: Annotated[str | None, "What the model is asked about the image."]
     image_id: Annotated[str | None, "Id of a prepared image, in place of the image."]
 
 
@@ -492,9 +504,12 @@ class SegmentInteractivelyOptions(_MaskOptions, total=False):
 
 class _ImageGenerationOptions(ModelOptions, total=False):
     negative_prompt: Annotated[str | None, "Negative prompt, of the same kind as the prompt. Default: none."]
-    step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: 20."]
-    guidance_scale: Annotated[float | None, "Guidance scale, 1 to 30. Default: 3."]
-    sampler: Annotated[DiffusionSampler | str | None, "Sampler: ddim, dpm_solver_pp_2m or euler. Default: the model's."]
+    step_count: Annotated[int | None, "Steps from noise to the image, 1 to 250. Default: the model's, or 20."]
+    guidance_scale: Annotated[float | None, "Guidance scale, 0 to 30; up to 1: none. Default: the model's, or 3."]
+    sampler: Annotated[
+        DiffusionSampler | str | None,
+        "Sampler: ddim, dpm_solver_pp_2m, euler, euler_ancestral, ddpm, pndm, unipc or lcm. Default: the model's.",
+    ]
     seed: Annotated[int | None, "Seed of the noise, which gives the same image again. Default: drawn by the server."]
     strength: Annotated[float | None, "Strength of an edit: share of the steps to run. Default: 0.8, or 1 with a mask."]
     image: Annotated[bytes | str | os.PathLike[str] | None, "Image to edit, as bytes or by path."]

@@ -491,8 +491,9 @@ def caption_image(images: Images = (), **options: Unpack[CaptionImageOptions]) -
     contents = _as_images("images", images)
     values = _values(CaptionImageOptions, options, images=contents)
     count = _take_ids(values) or len(contents)
-    if isinstance(prefix := values.get("prefixes"), str):
-        values["prefixes"] = [prefix] * count
+    for name in ("prefixes", "questions"):
+        if isinstance(text := values.get(name), str):
+            values[name] = [text] * count
     _gather(common_pb2.DecodingParameters, values)
     return _unary("CaptionImage", values, ImageCaption, count)
 

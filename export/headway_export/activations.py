@@ -48,7 +48,9 @@ def row_maxima(traced: TracedModel, inputs: Inputs) -> dict[str, RowMaxima]:
     for text in inputs.texts:
         step = recorders["decoder"].step(text.token_ids)
         if (read := text.source) is not None:
-            item = named_source(read) if read.dtype.kind == "f" else text_tensors(read)
+            item = named_source(read)
+            if item.keys() == {"input_ids"}:
+                item = text_tensors(item["input_ids"])
             encoded = recorders["encoder"].run(_batch_of_one(item))
             step |= encoded
             step["source_mask"] = np.ones((1, next(iter(encoded.values())).shape[2]), np.int64)

@@ -5,7 +5,7 @@ N images, T tokens, S source tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway_export.errors import SourceError
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.source import EvaluationData, ExportSource, Readable
 from headway_export.spool import spooled, zeros_on_disk
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import IMAGE_EMBEDDINGS, Bundle, Precision, Variant
@@ -107,7 +107,7 @@ class Candidate:
         """Opens the encoder of a translation model."""
         return EncoderRunner(self.runtime, self.bundle, self.variant)
 
-    def encode(self, batches: Iterable[Sequence[NDArray[Any]]]) -> list[list[CrossTensors]]:
+    def encode(self, batches: Iterable[Sequence[Readable]]) -> list[list[CrossTensors]]:
         """Encodes batches of sources, as `encode_sources` does, before the decoder is opened.
 
         What a decoder reads of them is kept on disk: 35 MiB of a window of Whisper base.
@@ -155,7 +155,7 @@ def open_verifier(candidate: Candidate, state: SlotState) -> Verifier | None:
     return Verifier(session, state, width=width, vocab_size=candidate.vocab_size)
 
 
-def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], folder: Path) -> list[CrossTensors]:
+def encode_sources(encoder: EncoderRunner, sources: Sequence[Readable], folder: Path) -> list[CrossTensors]:
     """Encodes sentences, int64 (S,) each, images or audio in one batch, or in several if these are long.
 
     Images are float32 (3, height, width) each, and windows of audio float32, features of two axes or samples (N,).
@@ -165,8 +165,8 @@ def encode_sources(encoder: EncoderRunner, sources: Sequence[NDArray[Any]], fold
         sources: The sources.
         folder: Where temporary files are made of what a decoder reads of them.
     """
-    inputs = [EncoderInput(named_source(one), len(one) if one.ndim == 1 else 1) for one in sources]
-    longest = max(max(one.shape) for one in sources)
+    inputs = [EncoderInput(named_source(one), 1) for one in sources]
+    longest = max(max(tensor.shape) for one in inputs for tensor in one.tensors.values())
     rows = max(1, _MOST_SCORES // longest**2)
     encoded: list[CrossTensors] = []
     for start in range(0, len(inputs), rows):
@@ -198,8 +198,10 @@ def media_of(
     return PromptMedia(positions, rows, (b"",) * len(positions), offsets, blocks)
 
 
-def named_source(source: NDArray[Any]) -> Tensors:
+def named_source(source: Readable) -> Tensors:
     """Returns what an encoder reads by the name that its graph gives it."""
+    if isinstance(source, Mapping):
+        return dict(source)
     one_axis = "input_ids" if source.dtype.kind == "i" else "input_values"
     return {{1: one_axis, 2: "input_features", 3: "pixel_values"}[source.ndim]: source}
 

@@ -33,6 +33,7 @@ from headway_export.rewriting import (
     QuantizeProducts,
     ReplaceSoftplus,
     SeparateRows,
+    StoreFilters,
     copy_graph,
     rewrite,
 )
@@ -132,7 +133,7 @@ def export(source: ExportSource, options: ExportOptions, progress: Progress = la
     check_disk(source.name, options.store, bundle_bytes(count, options.precisions, writes_judge=writes_judge))
     with staging_folder(options.store) as folder:
         if source.tokenizer is not None:
-            source.tokenizer.save(str(folder / TOKENIZER_FILE))
+            source.tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)
         if source.chat_template is not None:
             (folder / CHAT_TEMPLATE_FILE).write_text(source.chat_template, encoding="utf-8", newline="")
         for name, content in source.documents.items():
@@ -266,6 +267,7 @@ class _Prover:
             rewrite(graph.model, QuantizeExperts(4 if precision is Precision.INT4 else 8))
             fixed = {} if ranges is None else ranges.get(graph.role, {})
             rewrite(graph.model, QuantizeProducts(many_rows=graph.role == "denoiser", ranges=fixed))
+            rewrite(graph.model, StoreFilters())
         has_cache = any(tensor.update == "in_place" for tensor in traced.state)
         if has_cache and self._options.cache == "int8":
             if self._cache_ranges is None:
@@ -517,6 +519,7 @@ def _manifest(
         word_boxes=source.word_boxes,
         image_preprocessing=source.image_preprocessing,
         image_prompt=source.image_prompt,
+        image_question=source.image_question,
         audio_preprocessing=source.audio_preprocessing,
         speech=source.speech,
         codec=source.codec,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headway_export import synthetic
 from headway_export.candidate import Candidate, pixel_values_of
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.source import EvaluationData, ExportSource, Readable
 from headway_export.tasks.table import task_of
 from headway_server.batching import Tensors
 from headway_server.decoding.runner.decoder import DecoderRunner
@@ -60,7 +60,7 @@ class DecoderText:
     """(T,)"""
     num_given: int = 1
     """Tokens before the first that the model has to predict."""
-    source: NDArray[Any] | None = None
+    source: Readable | None = None
     """What the encoder reads, if there is one: tokens, (S,), pixels, (3, height, width), or (mel bins, frames)."""
     images: NDArray[np.float32] | None = None
     """Tiles of a prompt's images, (N, 3, height, width), whose embeddings the token of `ImagePrompt` stands for."""

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources
 from headway_export.errors import ParityError
-from headway_export.source import EvaluationData
+from headway_export.source import EvaluationData, Readable
 from headway_export.tasks.table import task_of
 from headway_server.bundles import CalibrationFigures, QualityFigure
 from headway_server.decoding.runner.decoder import DecoderRunner
@@ -124,9 +124,7 @@ def decode_greedily(
 # Captioning
 
 
-def write_greedily(
-    candidate: Candidate, batches: Iterable[Sequence[NDArray[np.float32]]], start: NDArray[np.int64]
-) -> list[str]:
+def write_greedily(candidate: Candidate, batches: Iterable[Sequence[Readable]], start: NDArray[np.int64]) -> list[str]:
     """Writes a text of each image, (3, height, width), or window of audio, (mel bins, frames), greedily.
 
     Args:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
@@ -28,7 +28,7 @@ from headway_export.graphs import outputs_of
 from headway_export.inputs import Inputs
 from headway_export.rewriting import LayerRange
 from headway_export.rounding import is_rounding
-from headway_export.source import ExportSource
+from headway_export.source import ExportSource, Readable
 from headway_export.spool import spooled
 from headway_export.tasks.table import task_of
 from headway_export.tracing import alignment_layer
@@ -108,17 +108,20 @@ class OwnTarget(nn.Module, ABC):
     """An encoder-decoder that attends by itself, as a library made it."""
 
     @abstractmethod
-    def encode_source(self, source: Tensor) -> Tensor:
-        """Returns what the encoder makes of a source: tokens (1, S) int64, pixels or features -> (1, S, D)."""
+    def encode_source(self, source: Any) -> Tensor:
+        """Returns what the encoder makes of a source, (1, S, D).
+
+        It is tokens (1, S) int64, pixels or features, or several of them by name.
+        """
 
     @abstractmethod
     def target_logits(
-        self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
+        self, source: Any, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits after the asked tokens of a target, and its alignment.
 
         Args:
-            source: Tokens (1, S) int64, pixels or features.
+            source: As `encode_source` reads it.
             target_ids: (1, T) int64.
             positions: (P,) int64.
             memory: What `encode_source` has returned; None: the library's model encodes the source itself.
@@ -201,7 +204,7 @@ class Reference:
         return self._ask("tile", answer, pixel_values)
 
     def target_answers(
-        self, source_of: NDArray[Any], target_ids: NDArray[np.int64], positions: NDArray[np.int64]
+        self, source_of: Readable, target_ids: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> TargetAnswers:
         """Logits after the asked tokens of a target, and its alignment: (S,), (T,), (P,) -> (P, V), (T, S).
 
@@ -211,7 +214,7 @@ class Reference:
         def answer(memory: Tensor | None = None) -> TargetAnswers:
             if not isinstance(self.module, OwnTarget):
                 return _target_answers(self.module, source_of, target_ids, CAUSAL, positions, memory)
-            source, target = (torch.from_numpy(array).unsqueeze(0) for array in (source_of, target_ids))
+            source, target = _as_batch(source_of), torch.from_numpy(target_ids).unsqueeze(0)
             with torch.inference_mode():
                 logits, weights = self.module.target_logits(source, target, torch.from_numpy(positions), memory)
                 return TargetAnswers(logits[0].float().numpy(), weights[0].float().mean(dim=0).numpy())
@@ -221,7 +224,7 @@ class Reference:
 
         return self._ask("target", answer, source_of, target_ids, positions, quick=quick)
 
-    def _memory_of(self, source: NDArray[Any]) -> Tensor | None:
+    def _memory_of(self, source: Readable) -> Tensor | None:
         """Returns what the encoder makes of a source, (1, S, D); None of a recurrent model."""
         if not isinstance(self.module, OwnTarget) and is_recurrent(self.module):
             return None
@@ -229,7 +232,7 @@ class Reference:
         memory = self._memories.pop(key, None)
         if memory is None:
             with torch.inference_mode():
-                read = torch.from_numpy(source).unsqueeze(0)
+                read = _as_batch(source)
                 memory = (
                     self.module.encode_source(read)
                     if isinstance(self.module, OwnTarget)
@@ -291,7 +294,7 @@ class Reference:
                 )
 
     def _ask(
-        self, kind: str, answer: Callable[[], Kept], *inputs: NDArray[Any], quick: Callable[[], Kept] | None = None
+        self, kind: str, answer: Callable[[], Kept], *inputs: Readable, quick: Callable[[], Kept] | None = None
     ) -> Kept:
         """Returns the answer to some inputs, which is computed once as long as there is room for it.
 
@@ -318,10 +321,11 @@ class Reference:
         return found
 
 
-def _digest(kind: str, *inputs: NDArray[Any]) -> str:
+def _digest(kind: str, *inputs: Readable) -> str:
     """Returns what tells some inputs from others."""
     digest = hashlib.sha256(kind.encode())
-    for array in map(np.asarray, inputs):
+    arrays = (array for each in inputs for array in (each.values() if isinstance(each, Mapping) else [each]))
+    for array in map(np.asarray, arrays):
         digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     return digest.hexdigest()
 
@@ -399,7 +403,7 @@ def _stateful_logits(decoder: StatefulDecoder, ids: Tensor, asked: Tensor) -> ND
 
 
 def translation_logits(
-    module: nn.Module, source_of: NDArray[Any], target_ids: NDArray[np.int64], attend: Attend = CAUSAL
+    module: nn.Module, source_of: Readable, target_ids: NDArray[np.int64], attend: Attend = CAUSAL
 ) -> NDArray[np.float32]:
     """Logits after every token of a target: (S,), (T,) int64 -> (T, V) float32. `attend` as for a text.
 
@@ -408,8 +412,18 @@ def translation_logits(
     return _target_answers(module, source_of, target_ids, attend, np.arange(len(target_ids))).logits
 
 
-def _encoded(module: nn.Module, source: Tensor) -> Tensor:
+def _as_batch(source: Readable) -> Any:
+    """Returns what an encoder reads as a batch of one."""
+    if isinstance(source, Mapping):
+        return {name: torch.from_numpy(array).unsqueeze(0) for name, array in source.items()}
+    return torch.from_numpy(source).unsqueeze(0)
+
+
+def _encoded(module: nn.Module, source: Any) -> Tensor:
     """Returns what the encoder of an encoder-decoder with attention makes of a source, (1, S, D)."""
+    if isinstance(source, Mapping):
+        mask = torch.ones_like(source["input_ids"])
+        return cast("Tensor", cast("Any", module).encode(**source, attention_mask=mask))
     if source.is_floating_point():
         return cast("ImageToText", module).encode(source)
     return cast("EncoderDecoder", module).encode(source, torch.ones_like(source))
@@ -417,7 +431,7 @@ def _encoded(module: nn.Module, source: Tensor) -> Tensor:
 
 def _target_answers(  # noqa: PLR0917 (what is asked of a target, which belongs together)
     module: nn.Module,
-    source_of: NDArray[Any],
+    source_of: Readable,
     target_ids: NDArray[np.int64],
     attend: Attend,
     positions: NDArray[np.int64],
@@ -425,7 +439,7 @@ def _target_answers(  # noqa: PLR0917 (what is asked of a target, which belongs 
 ) -> TargetAnswers:
     model = cast("EncoderDecoder", module)
     with torch.inference_mode():
-        source = torch.from_numpy(source_of).unsqueeze(0)
+        source = _as_batch(source_of)
         if is_recurrent(module):
             mask = torch.ones_like(source)
             return _recurrent_answers(cast("RecurrentEncoderDecoder", module), source, mask, target_ids, positions)

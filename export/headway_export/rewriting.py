@@ -1010,6 +1010,43 @@ class QuantizeProducts(InPlacePass):
         return self._weights[key]
 
 
+class StoreFilters(InPlacePass):
+    """Stores filters of convolutions in int8, with a scale for each channel of the output.
+
+    ONNX Runtime multiplies them out when it loads the graph, so a run computes in fp32, in the same time.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Rewrites the filters of the model in place."""
+        stored: dict[str | None, ir.Value] = {}
+        for node in list(model.graph):
+            if node.op_type not in _CHANNEL_AXES:
+                continue
+            filters = _input(node, 1)
+            constant = filters.const_value
+            if constant is None or filters.is_graph_input() or constant.dtype != ir.DataType.FLOAT:
+                continue
+            if constant.size < _MIN_WEIGHT_SIZE:
+                continue
+            if filters.name not in stored:
+                tape = Tape()
+                stored[filters.name] = self._stored(node, np.asarray(constant.numpy(), np.float32), tape)
+                model.graph.insert_before(node, tape.nodes)
+            node.replace_input_with(1, stored[filters.name])
+        return PassResult(model, bool(stored))
+
+    @staticmethod
+    def _stored(node: ir.Node, filters: NDArray[np.float32], tape: Tape) -> ir.Value:
+        """Records what gives the filters of a convolution back, float32 (C, D, ...) or (D, C, ...), C of the output."""
+        channels = _CHANNEL_AXES[node.op_type]
+        rows = np.moveaxis(filters, channels, 0)
+        values, scale = quantize_matrix(rows.reshape(len(rows), -1), axis=1)
+        codes = np.ascontiguousarray(np.moveaxis(values.reshape(rows.shape), 0, channels))
+        weight = Tape(node.graph).initializer(ir.tensor(codes, name=f"{_input(node, 1).name}.int8_filters"))
+        scales = scale.reshape([-1 if axis == channels else 1 for axis in range(filters.ndim)])
+        return tape.op("Mul", [tape.op("Cast", [weight], {"to": ir.DataType.FLOAT}), _constant(tape, scales)])
+
+
 def quantize_experts(
     experts: NDArray[np.float32], *, bits: Literal[4, 8], block_size: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -1084,6 +1121,8 @@ def _with_bias(product: ir.Node) -> tuple[ir.Node, ir.Value | None]:
     return product, None
 
 
+_CHANNEL_AXES: Final = {"Conv": 0, "ConvTranspose": 1}
+"""The axis of a convolution's filters that has the channels of its output, by operator."""
 _LEAST_SCALE = np.float32(1e-12)
 """For weights that are all zeros."""
 _ROWS_AT_A_TIME = 256

@@ -39,6 +39,7 @@ from headway_server.bundles import (
     FlowSpeech,
     ImagePreprocessing,
     ImagePrompt,
+    ImageQuestion,
     Languages,
     Limits,
     Origin,
@@ -77,6 +78,9 @@ from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 """Where model hubs put a chat template that is not a file of its own."""
+
+Readable = NDArray[Any] | Mapping[str, NDArray[Any]]
+"""What an encoder reads of one input: an array, or several by the names that its graph gives them."""
 
 RecordType = TypeVar("RecordType", bound=BaseModel)
 RowType = TypeVar("RowType", bound=BaseModel)
@@ -219,6 +223,8 @@ class ExportSource:
     image_preprocessing: ImagePreprocessing | None = None
     image_prompt: ImagePrompt | None = None
     """How images stand in the prompts of a generation model; None: it reads none."""
+    image_question: ImageQuestion | None = None
+    """How a text stands behind an image that is written about; None: it reads none."""
     semantic_segmentation: SemanticSegmentation | None = None
     """How the outputs of a model that labels pixels become scores."""
     depth: Depth | None = None

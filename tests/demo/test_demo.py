@@ -27,6 +27,7 @@ SECTIONS = [
     "InspectText",
     "ScoreText",
     "ClassifyImage",
+    "DetectObjects",
     "EmbedImage",
     "SynthesizeSpeech",
     "TranscribeSpeech",

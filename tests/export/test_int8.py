@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from headway_export.rewriting import QuantizeProducts, quantize_matrix, rewrite
+from headway_export.rewriting import QuantizeProducts, StoreFilters, quantize_matrix, rewrite
 from headway_export.tracing import trace
 from headway_server.bundles import Task
 from headway_server.runtime import sum_exactly
@@ -173,3 +173,42 @@ def test_a_row_of_zeros_gives_the_bias(activated):
     module, session = activated
     found = session.run(None, {"pixel_values": np.zeros((3, 3, 8, 8), np.float32)})[0]
     np.testing.assert_array_equal(found, np.tile(module.output.bias.detach().numpy(), (3, 1)))
+
+
+class Filters(nn.Module):
+    """Convolutions of every kind whose filters are large enough to be stored in int8, and one whose are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.small = nn.Conv2d(3, 4, 1)
+        self.whole = nn.Conv2d(4, 64, 5, padding=2)
+        self.grouped = nn.Conv2d(64, 64, 3, padding=1, groups=2)
+        self.upward = nn.ConvTranspose2d(64, 32, 4, stride=2)
+
+    def forward(self, pixel_values):
+        hidden = self.whole(self.small(pixel_values)).relu()
+        return self.upward(self.grouped(hidden) + self.grouped(hidden.flip(-1)))
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_filters_are_stored_in_a_quarter_and_multiplied_out_at_load(tmp_path):
+    torch.manual_seed(0)
+    module = Filters().eval()
+    pixels = torch.randn(2, 3, 12, 12)
+    program = torch.onnx.export(module, (pixels,), dynamo=True, verbose=False)
+    model = program.model
+    ir.save(model, tmp_path / "fp32.onnx")
+    rewrite(model, StoreFilters())
+    ir.save(model, tmp_path / "int8.onnx")
+    weights = model.graph.initializers.values()
+    assert sum(value.dtype == ir.DataType.INT8 for value in weights) == 3
+    assert (tmp_path / "int8.onnx").stat().st_size < 0.3 * (tmp_path / "fp32.onnx").stat().st_size
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "int8.onnx", options)
+    assert not {"Cast", "Mul"} & {node.op_type for node in ir.load(tmp_path / "loaded.onnx").graph}
+    (answer,) = session.run(None, {session.get_inputs()[0].name: pixels.numpy()})
+    with torch.inference_mode():
+        expected = module(pixels).numpy()
+    assert np.sqrt(((answer - expected) ** 2).mean()) < 0.01 * expected.std()

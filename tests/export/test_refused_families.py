@@ -51,7 +51,6 @@ FAMILIES = {
     "LayoutXLM": ("LayoutXLM", None, _TAGS),
     "LayoutLMv3": ("LayoutLMv3", None, _TAGS),
     "UDOP": ("Udop", None, _WRITES),
-    "timm": ("TimmWrapper", None, "ForImageClassification"),
     "Funnel": ("Funnel", None, _CLASSIFIES),
     "Reformer": ("Reformer", None, _CLASSIFIES),
     "CANINE": ("Canine", None, _CLASSIFIES),
@@ -142,7 +141,7 @@ def test_what_no_task_does_is_said(tmp_path, head):
             "SpeechEncoderDecoderModel writes texts by an encoder and a decoder of two families",
         ),
     ],
-    ids=["diffusers", "makers", "timm", "tensorflow", "two families"],
+    ids=["diffusers", "makers", "another library", "tensorflow", "two families"],
 )
 def test_a_folder_of_another_kind_is_called_what_it_is(tmp_path, files, words):
     (tmp_path / "model").mkdir()

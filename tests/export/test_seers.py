@@ -19,11 +19,13 @@ from headway_server.preprocessing.tiles import Grid, TilePreprocessor
 def test_the_way_of_images_into_prompts_is_read(tmp_path, family):
     """Reading compares tokens and pixels with those of the folder's processor."""
     source, notes = from_folder(tiny_seers.write_seer(tmp_path / family, family), FolderOptions())
-    of_any_size = family.startswith("qwen") or family in ("pixtral", "mistral3")
-    tokens = None if of_any_size else 1 if source.image_prompt.tiles else 4
+    of_any_size = family.startswith("qwen") or family in ("pixtral", "mistral3", "gemma4")
+    is_whole = family == "llava_next" or source.image_prompt.tiles is None
+    tokens = None if of_any_size else (4 if is_whole else 1) + (family == "llava_next")
     assert source.image_prompt.tokens_per_tile == tokens
     assert source.image_prompt.token in source.media_tokens
-    said = "images: up to 64 tokens each, one for 16 x 16 pixels" if of_any_size else f"images: {tokens} tokens"
+    most = 70 if family == "gemma4" else 64
+    said = f"images: up to {most} tokens each, one for 16 x 16 pixels" if of_any_size else f"images: {tokens} tokens"
     assert any(note.startswith(said) for note in notes)
     tiles = torch.rand(2, 3, 3, SIDE, 5, SIDE) if of_any_size else torch.rand(2, 3, SIDE, SIDE)
     own = source.make_reference()

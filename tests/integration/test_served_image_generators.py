@@ -1,6 +1,7 @@
 """Pipelines of diffusers, exported by one command and served, against the pipelines themselves."""
 
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -23,6 +24,11 @@ SAMPLERS = {
     "ddim": ("DDIMScheduler", {}),
     "euler": ("EulerDiscreteScheduler", {"timestep_spacing": "leading"}),
     "dpm_solver_pp_2m": ("DPMSolverMultistepScheduler", {"timestep_spacing": "leading"}),
+    "pndm": ("PNDMScheduler", {"skip_prk_steps": True}),
+    "unipc": ("UniPCMultistepScheduler", {"timestep_spacing": "leading"}),
+    "euler_ancestral": ("EulerAncestralDiscreteScheduler", {"timestep_spacing": "leading"}),
+    "ddpm": ("DDPMScheduler", {"timestep_spacing": "leading", "clip_sample": False}),
+    "lcm": ("LCMScheduler", {}),
 }
 SHAPE = (tiny_diffusers.LATENT_CHANNELS, tiny_diffusers.SIDE, tiny_diffusers.SIDE)
 PIXELS = tiny_diffusers.SIDE << tiny_diffusers.HALVINGS
@@ -31,6 +37,10 @@ LEVELS = 2
 
 MODELS = {
     "stable-diffusion": tiny_diffusers.write_stable_diffusion,
+    "inpainting": tiny_diffusers.write_inpainting,
+    "xl": tiny_diffusers.write_xl,
+    "consistency": tiny_diffusers.write_consistency,
+    "pixart": tiny_diffusers.write_pixart,
     "dit": tiny_diffusers.write_dit,
 }
 
@@ -70,6 +80,18 @@ def pipeline(folder):
     return read
 
 
+def with_noise(pipeline, monkeypatch, seed):
+    """Lets a pipeline's scheduler draw the noise of its steps as the server does."""
+    drawn, step = itertools.count(1), type(pipeline.scheduler).step
+
+    def draw(*_, **__):
+        return noise_of(seed, next(drawn))
+
+    if "randn_tensor" in step.__globals__:
+        monkeypatch.setitem(step.__globals__, "randn_tensor", draw)
+    return pipeline
+
+
 def with_sampler(pipeline, sampler, kind=None):
     """The pipeline, or another of the same parts, with a scheduler at the folder's times."""
     name, settings = SAMPLERS[sampler]
@@ -81,8 +103,8 @@ def with_sampler(pipeline, sampler, kind=None):
     return made
 
 
-def noise_of(seed):
-    return torch.from_numpy(draw_noise(seed, SHAPE))[None]
+def noise_of(seed, step=0):
+    return torch.from_numpy(draw_noise(seed, SHAPE, step))[None]
 
 
 def levels(image):
@@ -109,9 +131,9 @@ def file_of(image):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("call", [(7, 7.5, "a cat"), (20, 7.5, ""), (4, 1.0, "")], ids=["negative", "", "free"])
-def test_an_image_is_that_of_the_pipeline(client, pipeline, sampler, call):
+def test_an_image_is_that_of_the_pipeline(client, pipeline, sampler, call, monkeypatch):
     prompt, (steps, guidance, negative) = "A red cat", call
-    exact = with_sampler(pipeline, sampler)(
+    exact = with_noise(with_sampler(pipeline, sampler), monkeypatch, 11)(
         prompt,
         negative_prompt=negative,
         num_inference_steps=steps,
@@ -134,45 +156,123 @@ def test_the_scheduler_of_the_folder_is_the_default(client):
     assert other.png != plain.png
 
 
+@pytest.mark.parametrize("strength", [0.35, 0.8, 1.0])
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_an_edited_image_is_that_of_the_pipeline(client, pipeline, sampler, monkeypatch):
+def test_an_edited_image_is_that_of_the_pipeline(client, pipeline, sampler, strength, monkeypatch):
     kind = diffusers.StableDiffusionImg2ImgPipeline
+    made = with_noise(with_sampler(pipeline, sampler, kind), monkeypatch, 2)
     monkeypatch.setitem(kind.prepare_latents.__globals__, "randn_tensor", lambda *_, **__: noise_of(2))
-    exact = with_sampler(pipeline, sampler, kind)(
-        "red", image=picture(), strength=0.5, num_inference_steps=10, guidance_scale=3.0
-    ).images[0]
-    [found] = generate(
-        client, "red", image=file_of(picture()), strength=0.5, step_count=10, guidance_scale=3, sampler=sampler, seed=2
-    )
+    asked = {"strength": strength, "guidance_scale": 3.0}
+    exact = made("red", image=picture(), num_inference_steps=10, **asked).images[0]
+    [found] = generate(client, "red", image=file_of(picture()), step_count=10, sampler=sampler, seed=2, **asked)
     assert np.abs(served(found) - levels(exact)).max() <= LEVELS
 
 
-def test_a_painted_area_is_that_of_the_pipeline(client, pipeline):
-    mask = np.zeros((PIXELS, PIXELS), np.uint8)
-    mask[4:12, 2:10] = 255  # whole cells of the latent, as both see them
-    exact = with_sampler(pipeline, "ddim", diffusers.StableDiffusionInpaintPipeline)(
-        "cat",
-        image=picture(),
-        mask_image=Image.fromarray(mask),
-        height=PIXELS,
-        width=PIXELS,
-        strength=1.0,
-        num_inference_steps=8,
-        guidance_scale=3.0,
-        latents=noise_of(4),
-    ).images[0]
-    [found] = generate(
-        client,
-        "cat",
-        image=file_of(picture()),
-        mask=file_of(Image.fromarray(mask)),
-        step_count=8,
-        guidance_scale=3,
-        sampler="ddim",
-        seed=4,
-    )
+@pytest.mark.parametrize("strength", [0.6, 1.0])
+@pytest.mark.parametrize(
+    "case", [*(("stable-diffusion", sampler) for sampler in SAMPLERS), ("inpainting", "pndm")], ids="-".join
+)
+def test_a_painted_area_is_that_of_the_pipeline(client, folders, case, strength, monkeypatch):
+    model, sampler = case
+    kind = diffusers.StableDiffusionInpaintPipeline
+    own = kind.from_pretrained(folders[model], requires_safety_checker=False)
+    made = with_noise(with_sampler(own, sampler, kind), monkeypatch, 4)
+    monkeypatch.setitem(kind.prepare_latents.__globals__, "randn_tensor", lambda *_, **__: noise_of(4))
+    mask = (np.random.default_rng(8).random((PIXELS, PIXELS)) < 0.4) * np.uint8(255)  # no whole cells
+    asked = {"guidance_scale": 3.0, "strength": strength}
+    sizes = {"height": PIXELS, "width": PIXELS}
+    white = Image.fromarray(mask)
+    exact = made("cat", image=picture(), mask_image=white, num_inference_steps=8, **sizes, **asked).images[0]
+    files = {"image": file_of(picture()), "mask": file_of(white)}
+    [found] = generate(client, "cat", model, **files, step_count=8, sampler=sampler, seed=4, **asked)
     assert np.abs(served(found) - levels(exact))[mask > 0].max() <= LEVELS
     np.testing.assert_array_equal(served(found)[mask == 0], levels(picture())[mask == 0])
+
+
+def test_without_an_image_a_network_that_paints_draws_all_of_it(client, folders):
+    pipeline = diffusers.StableDiffusionInpaintPipeline.from_pretrained(folders["inpainting"])
+    pipeline.set_progress_bar_config(disable=True)
+    white = Image.fromarray(np.full((PIXELS, PIXELS), 255, np.uint8))
+    asked = {"height": PIXELS, "width": PIXELS, "num_inference_steps": 20, "latents": noise_of(9)}
+    exact = pipeline("cat", image=picture(), mask_image=white, strength=1.0, **asked).images[0]
+    [found] = generate(client, "cat", "inpainting", seed=9)  # the pipeline's guidance is the model's own
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+XL_CALLS = {
+    "turbo": ({}, {"num_inference_steps": 4, "guidance_scale": 0.0}),
+    "one step": (
+        {"step_count": 1, "guidance_scale": 0.0},
+        {"num_inference_steps": 1, "guidance_scale": 0.0},
+    ),
+    "guided": (
+        {"step_count": 6, "guidance_scale": 5.0, "sampler": "euler"},
+        {"num_inference_steps": 6, "guidance_scale": 5.0},
+    ),
+    "negative": (
+        {"step_count": 5, "guidance_scale": 5.0, "negative_prompt": "a cat"},
+        {"num_inference_steps": 5, "guidance_scale": 5.0, "negative_prompt": "a cat"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", XL_CALLS)
+def test_an_image_of_xl_is_that_of_the_pipeline(client, folders, case, monkeypatch):
+    asked, exactly = XL_CALLS[case]
+    pipeline = diffusers.StableDiffusionXLPipeline.from_pretrained(folders["xl"])
+    pipeline.set_progress_bar_config(disable=True)
+    if asked.get("sampler") == "euler":
+        pipeline.scheduler = diffusers.EulerDiscreteScheduler.from_config(pipeline.scheduler.config)
+    exact = with_noise(pipeline, monkeypatch, 5)("A red cat!", latents=noise_of(5), **exactly).images[0]
+    [found] = generate(client, "A red cat!", "xl", seed=5, **asked)
+    assert levels(exact).std() > 5
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+@pytest.mark.parametrize("guidance", [None, 1.0, 4.0])
+def test_a_consistency_model_reads_the_scale_of_guidance(client, folders, guidance, monkeypatch):
+    pipeline = diffusers.LatentConsistencyModelPipeline.from_pretrained(folders["consistency"])
+    pipeline.set_progress_bar_config(disable=True)
+    asked = {} if guidance is None else {"guidance_scale": guidance}
+    exact = with_noise(pipeline, monkeypatch, 6)("A red cat", latents=noise_of(6), **asked).images[0]
+    [found] = generate(client, "A red cat", "consistency", seed=6, **asked)
+    assert found.step_count == 4
+    assert levels(exact).std() > 5
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+@pytest.mark.parametrize("negative", ["", "a cat"])
+def test_an_image_of_pixart_is_that_of_the_pipeline(client, folders, negative):
+    pipeline = diffusers.PixArtAlphaPipeline.from_pretrained(folders["pixart"])
+    pipeline.set_progress_bar_config(disable=True)
+    exact = pipeline(
+        " A red CAT! ",
+        negative_prompt=negative,
+        latents=noise_of(7),
+        clean_caption=False,
+        use_resolution_binning=False,
+    ).images[0]  # of its own 20 steps and guidance
+    [found] = generate(client, " A red CAT! ", "pixart", negative_prompt=negative, seed=7)
+    assert levels(exact).std() > 5
+    assert np.abs(served(found) - levels(exact)).max() <= LEVELS
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "said"),
+    [
+        ("consistency", {"negative_prompt": "a cat"}, "negative_prompt: this model reads the scale of guidance"),
+        ("consistency", {"step_count": 60}, "step_count: is 60; the sampler lcm makes at most 50"),
+        ("inpainting", {"image": 16, "mask": 8}, "mask: is 8 x 8 pixels, and the image 16 x 16"),
+    ],
+    ids=["a negative prompt", "many steps", "another size"],
+)
+def test_what_a_model_cannot_do_is_refused_in_a_sentence(client, model, asked, said):
+    given = {
+        name: file_of(Image.new("RGB", (value, value), "white")) if name in ("image", "mask") else value
+        for name, value in asked.items()
+    }
+    with pytest.raises(Exception, match=said):
+        generate(client, "cat", model, **given)
 
 
 def test_a_prompt_of_more_tokens_is_told_its_limit(client):

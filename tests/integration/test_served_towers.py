@@ -17,7 +17,7 @@ from headway_export.huggingface import FolderOptions, sources_from_folder
 
 from .conftest import serve
 
-SERVED = ("clip", "siglip", "siglip-left")
+SERVED = ("clip", "siglip", "siglip-left", "siglip2")
 LABELS = ["red", "a dog and a cat", "the sea", "green grass"]
 SIZES = ((64, 48), (33, 90))
 
@@ -55,7 +55,7 @@ def run(folder, texts, images):
     padding = "max_length" if "siglip" in folder.name else True
     inputs = tokenizer(texts, padding=padding, truncation=True, return_tensors="pt")
     with torch.inference_mode():
-        return model(pixel_values=processor(images, return_tensors="pt")["pixel_values"], **inputs)
+        return model(**processor(images, return_tensors="pt"), **inputs)
 
 
 def encode(image):

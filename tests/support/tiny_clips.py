@@ -1,5 +1,6 @@
 """Tiny models of Hugging Face `transformers` of two towers, with random weights, tokenizer and preprocessing."""
 
+import string
 from pathlib import Path
 
 import tiny_huggingface as tiny
@@ -30,13 +31,26 @@ _SIGLIP_IMAGES = {
     "image_mean": [0.5] * 3,
     "image_std": [0.5] * 3,
 }
+_PATCH_IMAGES = {"image_processor_type": "Siglip2ImageProcessor", "patch_size": 8, "max_num_patches": 20}
+_LETTERS = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "\u2581", *string.ascii_lowercase)
 LENGTH = 24
 _END = tiny.WORDS - 1
 """Token that ends a text of CLIP's; the largest there is."""
 
-FAMILIES = ("clip", "clip-old", "siglip", "siglip-fast", "siglip-left", "chinese_clip", "altclip", "metaclip_2")
+FAMILIES = (
+    "clip",
+    "clip-old",
+    "siglip",
+    "siglip-fast",
+    "siglip-left",
+    "siglip2",
+    "chinese_clip",
+    "altclip",
+    "metaclip_2",
+)
 """`clip-old` finds the end of a text as the first checkpoints do, `siglip` has a SentencePiece model, the next two a
-`tokenizer.json` as fixed SigLIP 2 does, of which one pads in front and masks the padding."""
+`tokenizer.json` as fixed SigLIP 2 does, of which one pads in front and masks the padding.
+`siglip2` keeps the proportions of images."""
 
 
 def write_towers(folder: Path, family: str) -> Path:
@@ -50,19 +64,24 @@ def write_towers(folder: Path, family: str) -> Path:
         joint = {}
     elif model_type == "altclip":
         text |= {"project_dim": 32, "max_position_embeddings": LENGTH + 1}
-    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=_VISION, **joint)
+    vision = _VISION
+    if model_type == "siglip2":
+        text |= {"projection_size": 32, "vocab_size": len(_LETTERS), "pad_token_id": 0, "eos_token_id": 1}
+        vision, joint = {**_LAYER, "patch_size": 8, "num_patches": 9}, {}
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=vision, **joint)
     torch.manual_seed(7)
     model = transformers.AutoModel.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
-        if model_type == "siglip":
+        if model_type.startswith("siglip"):
             model.logit_scale.fill_(1.5)
             model.logit_bias.fill_(-2.0)
     model.save_pretrained(folder)
     write_tokenizer(folder, family)
-    write_preprocessing(folder, **(_SIGLIP_IMAGES if model_type == "siglip" else _CLIP_IMAGES))
+    images = {"siglip": _SIGLIP_IMAGES, "siglip2": _PATCH_IMAGES}.get(model_type, _CLIP_IMAGES)
+    write_preprocessing(folder, **images)
     return folder
 
 
@@ -72,6 +91,11 @@ def write_tokenizer(folder: Path, family: str) -> None:
         read = transformers.SiglipTokenizer(
             str(folder / "spiece.model"), model_max_length=LENGTH, model_input_names=["input_ids"]
         )
+        read.save_pretrained(folder)
+        return
+    if family == "siglip2":
+        read = transformers.Siglip2Tokenizer(vocab={letter: place for place, letter in enumerate(_LETTERS)})
+        read.model_max_length = LENGTH
         read.save_pretrained(folder)
         return
     tiny.write_tokenizer(folder, frame="$A </s>" if family.startswith("siglip") else "<s> $A </s>")

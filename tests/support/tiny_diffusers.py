@@ -14,38 +14,127 @@ SCHEDULERS = {
     "EulerDiscreteScheduler": {"timestep_spacing": "leading"},
     "DPMSolverMultistepScheduler": {},
     "PNDMScheduler": {"skip_prk_steps": True},
+    "EulerAncestralDiscreteScheduler": {"timestep_spacing": "trailing"},
+    "LCMScheduler": {},
 }
 
 
 def write_stable_diffusion(folder: Path, scheduler: str = "DDIMScheduler", **settings: object) -> Path:
     """Writes a pipeline of Stable Diffusion."""
+    return _write(folder, "StableDiffusionPipeline", scheduler, **settings)
+
+
+def write_inpainting(folder: Path) -> Path:
+    """Writes a pipeline of Stable Diffusion whose network reads a mask and what is seen, published as it is."""
+    unet = {"in_channels": 2 * LATENT_CHANNELS + 1}
+    return _write(folder, "StableDiffusionInpaintPipeline", "PNDMScheduler", unet)
+
+
+def write_consistency(folder: Path) -> Path:
+    """Writes a latent consistency model, which reads the scale of guidance."""
+    return _write(folder, "LatentConsistencyModelPipeline", "LCMScheduler", {"time_cond_proj_dim": 32})
+
+
+def write_xl(folder: Path) -> Path:
+    """Writes a pipeline of SDXL, of the schedule of its distilled form."""
+    import diffusers
+
+    tokenizer = _tokenizer(folder)
+    second = transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer", model_max_length=LENGTH, pad_token="!")
+    torch.manual_seed(3)
+    pipeline = diffusers.StableDiffusionXLPipeline(
+        vae=_autoencoder(),
+        text_encoder=_text_encoder(len(tokenizer)),
+        text_encoder_2=transformers.CLIPTextModelWithProjection(_text_config(len(tokenizer), projection_dim=16)),
+        tokenizer=tokenizer,
+        tokenizer_2=second,
+        unet=_unet(
+            cross_attention_dim=2 * WIDTH,
+            addition_embed_type="text_time",
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=6 * 8 + 16,
+        ),
+        scheduler=_scheduler("EulerAncestralDiscreteScheduler"),
+    )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def write_pixart(folder: Path) -> Path:
+    """Writes a pipeline of PixArt-alpha."""
+    import diffusers
+
+    tokenizer = _t5_tokenizer()
+    torch.manual_seed(4)
+    transformer = diffusers.PixArtTransformer2DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        in_channels=LATENT_CHANNELS,
+        out_channels=2 * LATENT_CHANNELS,
+        num_layers=2,
+        sample_size=SIDE,
+        cross_attention_dim=32,
+        caption_channels=WIDTH,
+    )
+    _lively(transformer)
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2, is_gated_act=True
+    )
+    pipeline = diffusers.PixArtAlphaPipeline(
+        tokenizer=tokenizer,
+        text_encoder=transformers.T5EncoderModel(config),
+        vae=_autoencoder(),
+        transformer=transformer,
+        scheduler=diffusers.DPMSolverMultistepScheduler(),
+    )
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def _write(folder: Path, kind: str, scheduler: str, unet: dict[str, object] | None = None, **settings: object) -> Path:
+    """Writes a pipeline of the parts of Stable Diffusion."""
     import diffusers
 
     tokenizer = _tokenizer(folder)
     torch.manual_seed(0)
-    pipeline = diffusers.StableDiffusionPipeline(
+    pipeline = getattr(diffusers, kind)(
         vae=_autoencoder(),
         text_encoder=_text_encoder(len(tokenizer)),
         tokenizer=tokenizer,
-        unet=diffusers.UNet2DConditionModel(
-            sample_size=SIDE,
-            in_channels=LATENT_CHANNELS,
-            out_channels=LATENT_CHANNELS,
-            block_out_channels=(16, 32),
-            layers_per_block=1,
-            norm_num_groups=8,
-            attention_head_dim=2,
-            cross_attention_dim=WIDTH,
-            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        ),
-        scheduler=getattr(diffusers, scheduler)(**NOISE, **SCHEDULERS[scheduler], **settings),
+        unet=_unet(**(unet or {})),
+        scheduler=_scheduler(scheduler, **settings),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
     )
     pipeline.save_pretrained(folder)
     return folder
+
+
+def _unet(**settings: object) -> object:
+    import diffusers
+
+    return diffusers.UNet2DConditionModel(
+        **{
+            "sample_size": SIDE,
+            "in_channels": LATENT_CHANNELS,
+            "out_channels": LATENT_CHANNELS,
+            "block_out_channels": (16, 32),
+            "layers_per_block": 1,
+            "norm_num_groups": 8,
+            "attention_head_dim": 2,
+            "cross_attention_dim": WIDTH,
+            "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+            "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+            **settings,
+        }
+    )
+
+
+def _scheduler(name: str, **settings: object) -> object:
+    import diffusers
+
+    return getattr(diffusers, name)(**NOISE, **SCHEDULERS[name], **settings)
 
 
 def write_dit(folder: Path) -> Path:
@@ -121,7 +210,11 @@ def _autoencoder() -> object:
 
 
 def _text_encoder(vocab_size: int) -> object:
-    config = transformers.CLIPTextConfig(
+    return transformers.CLIPTextModel(_text_config(vocab_size))
+
+
+def _text_config(vocab_size: int, **settings: object) -> transformers.CLIPTextConfig:
+    return transformers.CLIPTextConfig(
         vocab_size=vocab_size,
         hidden_size=WIDTH,
         intermediate_size=64,
@@ -130,5 +223,11 @@ def _text_encoder(vocab_size: int) -> object:
         max_position_embeddings=LENGTH,
         eos_token_id=vocab_size - 1,
         bos_token_id=vocab_size - 2,
+        **settings,
     )
-    return transformers.CLIPTextModel(config)
+
+
+def _t5_tokenizer() -> transformers.T5TokenizerFast:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
+    pieces += [(letter, -3.0 - number / 10) for number, letter in enumerate("abcdefghijklmnopqrstuvwxyzABC!.,")]
+    return transformers.T5TokenizerFast(vocab=pieces, extra_ids=0)

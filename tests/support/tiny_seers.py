@@ -15,6 +15,8 @@ from headway_export.huggingface.vision_language import PixtralProcessor
 SIDE = 16
 """Height and width of a tile, of four patches."""
 LENGTH = 256
+RESOLUTIONS = ((SIDE, 2 * SIDE), (2 * SIDE, SIDE), (2 * SIDE, 2 * SIDE), (3 * SIDE, SIDE))
+"""Heights and widths that images of LLaVA-NeXT are put into."""
 _EYES = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -46,6 +48,14 @@ _GEMMAS = {
     },
 }
 """Text models whose heads of 16 let a layer with a window have a cache of it."""
+_GEMMA_4 = {
+    **_WINDOWS,
+    "model_type": "gemma4_text",
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": _WORDS,
+    "num_kv_shared_layers": 0,
+    "global_head_dim": 16,
+}
 _PATCHES = {"depth": 2, "hidden_size": 16, "num_heads": 2, "patch_size": 8}
 _GRID_TEXT = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _CONFIGS = {
@@ -56,6 +66,14 @@ _CONFIGS = {
             "vision_config": {**_EYES, "model_type": "clip_vision_model"},
             "image_seq_length": 4,
             "vision_feature_layers": [-2, -1],
+        },
+    ),
+    "llava_next": (
+        "LlavaNext",
+        {
+            "vision_config": {**_EYES, "model_type": "clip_vision_model"},
+            "image_seq_length": 4,
+            "image_grid_pinpoints": [list(size) for size in RESOLUTIONS],
         },
     ),
     "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
@@ -101,6 +119,20 @@ _CONFIGS = {
         {"vision_config": {**_EYES, "head_dim": 8, "model_type": "pixtral"}, "spatial_merge_size": 2},
     ),
     "gemma3": ("Gemma3", {"vision_config": {**_EYES, "model_type": "siglip_vision_model"}, "mm_tokens_per_image": 4}),
+    "gemma4": (
+        "Gemma4",
+        {
+            "vision_config": {
+                **_EYES,
+                "num_key_value_heads": 1,
+                "head_dim": 8,
+                "pooling_kernel_size": 2,
+                "position_embedding_size": 512,
+                "standardize": True,
+            },
+            "audio_config": None,
+        },
+    ),
     "paligemma": (
         "PaliGemma",
         {"vision_config": {**_EYES, "model_type": "siglip_vision_model", "projection_dim": 32}, "projection_dim": 32},
@@ -137,13 +169,15 @@ def write_seer(folder: Path, family: str) -> Path:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer.add_special_tokens({"additional_special_tokens": [*_MARKS, *_GRID]})
     names = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<image>"}
-    names |= {"boi_token": "<img>", "eoi_token": "</img>"}
+    names |= {"boi_token": "<img>", "eoi_token": "</img>", "boa_token": "<img>", "eoa_token": "</img>"}
     tokenizer._set_model_specific_special_tokens({**names, "video_token": "<video>", "image_token": "<image>"})
     token = tokenizer.convert_tokens_to_ids("<image>")
-    text, untied = _TEXT, {"tie_word_embeddings": False} if family in _GEMMAS else {}
+    text, untied = _TEXT, {"tie_word_embeddings": False} if family in (*_GEMMAS, "gemma4") else {}
     if prefix.startswith("Qwen"):
         text = {name: value for name, value in {**_TEXT, **_GRID_TEXT}.items() if name != "model_type"}
         text |= {"head_dim": 8} if family == "qwen3_vl" else {}
+    if family == "gemma4":
+        text = {**text, "num_key_value_heads": 1, "head_dim": 16, **_GEMMA_4, "tie_word_embeddings": False}
     if family in _GEMMAS:
         text = {**text, "num_key_value_heads": 1, "head_dim": 16, **_GEMMAS[family], "tie_word_embeddings": False}
     config = getattr(transformers, f"{prefix}Config")(**values, text_config=text, image_token_id=token, **untied)
@@ -161,10 +195,12 @@ def write_seer(folder: Path, family: str) -> Path:
 def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrainedTokenizerFast) -> None:
     """Writes what a processor would: those of families that read videos, too, need torchvision."""
     settings = {}
-    if family in ("llava", "vipllava"):
-        images = transformers.CLIPImageProcessorPil(
-            size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE}
-        )
+    if family in ("llava", "vipllava", "llava_next"):
+        sizes = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+        images = transformers.CLIPImageProcessorPil(**sizes)
+        if family == "llava_next":
+            points = [list(size) for size in RESOLUTIONS]
+            images = transformers.LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=points)
         settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     elif family.startswith("qwen"):
         images = transformers.Qwen2VLImageProcessorPil(
@@ -175,6 +211,8 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
         settings = {"patch_size": SIDE if family == "pixtral" else SIDE // 2}
         settings |= {} if family == "pixtral" else {"spatial_merge_size": 2}
         settings |= {"image_token": "<image>", "image_break_token": "<img>", "image_end_token": "</img>"}
+    elif family == "gemma4":
+        images = transformers.Gemma4ImageProcessorPil(patch_size=SIDE // 2, pooling_kernel_size=2, max_soft_tokens=70)
     elif family in _GEMMAS:
         kind = "Gemma3" if family == "gemma3" else "Siglip"
         images = getattr(transformers, f"{kind}ImageProcessorPil")(size={"height": SIDE, "width": SIDE})
@@ -192,14 +230,18 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
         settings = {"image_seq_len": 1}
     images.save_pretrained(folder)
     (folder / "processor_config.json").write_text(json.dumps(settings))
-    tokenizer.chat_template = _IN_PARTS if family in ("idefics3", "smolvlm") else _OF_BOTH
-    if family.startswith("qwen"):  # which do not tell images apart that stand side by side
-        tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img><image></img>")
-    elif family == "gemma3":
-        tokenizer.chat_template = _OF_BOTH.replace("<image>\n", "<img>")
-    elif family in _GEMMAS:
-        tokenizer.chat_template = None
+    tokenizer.chat_template = _template_of(family)
     tokenizer.save_pretrained(folder)
+
+
+def _template_of(family: str) -> str | None:
+    if family in ("idefics3", "smolvlm"):
+        return _IN_PARTS
+    if family.startswith("qwen"):  # which do not tell images apart that stand side by side
+        return _OF_BOTH.replace("<image>\n", "<img><image></img>")
+    if family == "gemma3":
+        return _OF_BOTH.replace("<image>\n", "<img>")
+    return None if family in _GEMMAS else _OF_BOTH
 
 
 def draw_picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -212,10 +254,12 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     """Opens the processor of a folder, without what reads videos: that needs torchvision."""
     kinds = {
         "llava": transformers.LlavaProcessor,
+        "llava_next": transformers.LlavaNextProcessor,
         "internvl": transformers.InternVLProcessor,
         "pixtral": PixtralProcessor,
         "mistral3": PixtralProcessor,
         "gemma3": transformers.Gemma3Processor,
+        "gemma4": transformers.Gemma4Processor,
         "paligemma": transformers.PaliGemmaProcessor,
         "paligemma2": transformers.PaliGemmaProcessor,
         "qwen2_vl": transformers.Qwen2VLProcessor,
@@ -227,7 +271,9 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     settings = json.loads((folder / "processor_config.json").read_text())
-    return loose(images, tokenizer, chat_template=tokenizer.chat_template, **settings)
+    others = dict.fromkeys(("feature_extractor", "video_processor")) if family == "gemma4" else {}
+    parts = {"image_processor": images, "tokenizer": tokenizer, **others}
+    return loose(**parts, chat_template=tokenizer.chat_template, **settings)
 
 
 def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_tokens: int) -> tuple[int, list[int]]:
@@ -245,6 +291,7 @@ def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_
         inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     names = ("input_ids", "pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids", "token_type_ids")
+    names += ("image_position_ids",)
     given = {name: inputs[name] for name in names if name in inputs}
     with torch.inference_mode():
         ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()

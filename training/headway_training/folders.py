@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ _TOKENIZER_FILE: Final = "tokenizer.json"
 _ADAPTER_FILE: Final = "adapter_config.json"
 _SAFETENSORS: Final = "model.safetensors"
 _PICKLE: Final = "pytorch_model.bin"
+TIMM: Final = "timm_wrapper"
+"""What `transformers` calls a model of timm, whose folders state no model type."""
 _OTHER_FOLDERS: Final = {
     "model_index.json": ", but a pipeline of diffusers, which `headway-export hf FOLDER` reads from a folder",
     "open_clip_config.json": ", but a model of open_clip, which is not exported, if there is no folder of transformers",
@@ -72,9 +75,12 @@ def read_configuration(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: is not a JSON object")
+    if content.get("model_type") is None and {"architecture", "pretrained_cfg"} <= content.keys():
+        head = "TimmWrapperForImageClassification" if content.get("num_classes") else "TimmWrapperModel"
+        return content | {"model_type": TIMM, "architectures": [head]}
     if content.get("model_type") is None:
         raise CheckpointError(
-            f"{file}: states no model_type, so it is of another library than transformers (timm, NeMo and others have "
+            f"{file}: states no model_type, so it is of another library than transformers (NeMo and others have "
             "such a file), whose models are not read"
         )
     return content
@@ -97,11 +103,18 @@ def parse_configuration(path: Path, content: Mapping[str, Any]) -> Any:
             f"{path}: model type {model_type} is not one that transformers {transformers.__version__} knows; "
             "a newer version may"
         )
+    if model_type == TIMM and find_spec("timm") is None:
+        raise CheckpointError(
+            f"{path}: is a model of timm, which is not installed; install 'headway-export[timm]', and the "
+            "torchvision that fits torch"
+        )
     try:
         with quiet():
             config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the library raises many kinds
         raise CheckpointError(f"{path / CONFIG_FILE}: cannot be read ({first_line(error)})") from error
+    if model_type == TIMM and config.model_args:  # which newer folders say twice
+        config.model_args = {name: value for name, value in config.model_args.items() if name != "num_classes"}
     if (reason := _unread(config)) is not None:
         raise CheckpointError(f"{path}: {reason}")
     return config

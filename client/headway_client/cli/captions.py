@@ -25,6 +25,9 @@ def caption(
     *,
     file: File = None,
     prefix: Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Beginning of each caption.")] = "",
+    question: Annotated[
+        str, typer.Option("--question", metavar="TEXT", help="What the model is asked about each image.")
+    ] = "",
     attention: Annotated[
         Path | None,
         typer.Option(
@@ -54,6 +57,8 @@ def caption(
         streamed: StreamCaptionImageOptions = options_for_stream(options, StreamCaptionImageOptions)
         if prefix:
             streamed["prefix"] = prefix
+        if question:
+            streamed["question"] = question
         with connected(connection, attention) as client:
             print_streams(
                 inputs,
@@ -64,6 +69,8 @@ def caption(
         return
     if prefix:
         options["prefixes"] = prefix
+    if question:
+        options["questions"] = question
     with connected(connection, attention) as client:
         print_answers(
             inputs,

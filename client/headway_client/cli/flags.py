@@ -166,7 +166,7 @@ _FLAGS: dict[str, _Flag] = {
     "normalize": _Flag("--normalize/--no-normalize"),
     "phrase_constraints": _Flag("--required-phrase and --forbidden-phrase"),
 }
-_NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "prefixes", "phrase_constraints", "pages"}
+_NOT_FLAGS = {"credentials", "text_pairs", "target_prefixes", "prefixes", "questions", "phrase_constraints", "pages"}
 """Options without a flag, or set by flags of their own in a command."""
 
 

@@ -235,7 +235,7 @@ def read_captioner(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
         raise SourceError(f"{folder.path}: reads images as BGR, which is not supported for {folder.task}")
     tokenizer = folder.tokenizer()
     if _is_donut(folder):
-        tokenizer = _with_written_fields(tokenizer)
+        tokenizer = with_written_tokens(tokenizer, _FIELD)
     start = _read_start(folder, tokenizer)
     model = _load(folder)
     length, notes = _length(folder, writer_of(model))
@@ -283,11 +283,11 @@ def _is_donut(folder: ModelFolder) -> bool:
     return bool(getattr(getattr(folder.config, "encoder", None), "model_type", None) == "donut-swin")
 
 
-def _with_written_fields(tokenizer: Tokenizer) -> Tokenizer:
-    """Makes special tokens that stand around fields part of the text."""
+def with_written_tokens(tokenizer: Tokenizer, written: re.Pattern[str]) -> Tokenizer:
+    """Makes special tokens of a form part of the text, such as those around fields."""
     content = json.loads(tokenizer.to_str())
     for token in content["added_tokens"]:
-        token["special"] = token["special"] and _FIELD.fullmatch(token["content"]) is None
+        token["special"] = token["special"] and written.fullmatch(token["content"]) is None
     return Tokenizer.from_str(json.dumps(content))
 
 
@@ -337,10 +337,24 @@ def _length(folder: ModelFolder, writer: nn.Module) -> tuple[int, tuple[str, ...
     """
     decoder = cast("Any", writer).get_decoder()
     most = int(cast("Any", writer).config.max_position_embeddings) - first_position(decoder)
+    return written_length(folder, most, usual=most if _is_donut(folder) else _USUAL_LENGTH)
+
+
+def written_length(folder: ModelFolder, most: int, usual: int) -> tuple[int, tuple[str, ...]]:
+    """Returns the most tokens of a caption, and a note if the model could write more.
+
+    Args:
+        folder: The model's.
+        most: What it can write.
+        usual: What it may write where nobody asks for another length.
+
+    Raises:
+        SourceError: More are asked for than it takes.
+    """
     asked = folder.options.max_length
     if asked is not None and asked > most:
         raise SourceError(f"{folder.path}: --max-length {asked}: the model writes {most} tokens")
-    length = asked or (most if _is_donut(folder) else min(most, _USUAL_LENGTH))
+    length = asked or min(most, usual)
     if length < most and asked is None:
         return length, (f"captions of at most {length} tokens: the model writes {most}; --max-length N changes it",)
     return length, ()

@@ -166,26 +166,26 @@ class HuggingFaceEncoderDecoder(nn.Module):
 class OwnEncoderDecoder(OwnTarget):
     """An encoder-decoder of `transformers` with its own attention."""
 
-    def __init__(self, model: nn.Module, *, source: str = "input_ids") -> None:
-        """Takes the model, and what it calls the source that it reads."""
+    def __init__(self, model: nn.Module, *, source: str = "input_ids", decoder: nn.Module | None = None) -> None:
+        """Takes the model, what it calls the source that it reads, and its decoder; None: the model says which."""
         super().__init__()
         self.model = model
         self._source = source
-        self._layers = cross_attentions(cast("Any", model).get_decoder())
+        self._layers = cross_attentions(cast("Any", model).get_decoder() if decoder is None else decoder)
         for layer in self._layers:
             with_weights(layer)
 
-    def encode_source(self, source: Tensor) -> Tensor:
+    def encode_source(self, source: Any) -> Tensor:
         """(1, S) or what else the encoder reads -> (1, S, D)."""
         encoder = cast("Any", self.model).get_encoder()
         return cast("Tensor", encoder(**self._read(source), return_dict=True).last_hidden_state)
 
-    def _read(self, source: Tensor) -> dict[str, Tensor]:
+    def _read(self, source: Any) -> dict[str, Tensor]:
         mask = {} if source.is_floating_point() else {"attention_mask": torch.ones_like(source)}
         return {self._source: source, **mask}
 
     def target_logits(
-        self, source: Tensor, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
+        self, source: Any, target_ids: Tensor, positions: Tensor, memory: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """(1, S) or what else the encoder reads, (1, T), (P,) -> (1, P, V), (1, H, T, S)."""
         weights: list[Tensor] = []

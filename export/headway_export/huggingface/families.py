@@ -81,13 +81,13 @@ EXPORTED: Final = (
     ),
     Families(
         kind="decoders that see or hear",
-        names="Gemma 4",
+        names="Gemma 4 that attends to later tokens of images in some layers",
         task="`generation` of texts alone",
         compared=_LOGITS,
     ),
     Families(
         kind="",
-        names="LLaVA, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 with images, PaliGemma 2",
+        names="LLaVA, LLaVA-NeXT, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
     ),
@@ -218,10 +218,25 @@ EXPORTED: Final = (
         compared="probabilities and vectors of the exported module, within 1e-4; not served in the tests",
     ),
     Families(
+        kind="",
+        names=(
+            "folders of timm, with timm and torchvision installed: ResNet, EfficientNet, MobileNet V3, ConvNeXt, ViT, "
+            "Swin, RegNet, MobileViT, EVA-02, DINOv2"
+        ),
+        task="`image_classification`, `image_embedding`",
+        compared="probabilities and vectors of timm, within 1e-5, served by hand on 2026-11-28",
+    ),
+    Families(
         kind="captioners",
         names="ViT-GPT2, BLIP, Donut",
         task="`captioning` ([captions.md](captions.md))",
         compared="captions equal `generate`, greedy, token for token; of Donut behind the prompt of its task",
+    ),
+    Families(
+        kind="",
+        names="Florence-2",
+        task="`captioning` by questions ([captions.md](captions.md))",
+        compared="texts equal `generate` for five questions, greedy and with three beams",
     ),
     Families(
         kind="",
@@ -297,7 +312,7 @@ EXPORTED: Final = (
     ),
     Families(
         kind="two towers",
-        names="CLIP, SigLIP, SigLIP 2 of a fixed size",
+        names="CLIP, SigLIP, SigLIP 2 of a fixed size or of any (NaFlex)",
         task="`image_embedding` and `text_embedding` in one space",
         compared="vectors and probabilities, within 1e-5",
     ),
@@ -469,13 +484,6 @@ REFUSALS: Final = (
         why="no call gives all three, but for tensors (`--task tensors`); without the image answers are others",
         tasks=(*_READING, Task.QUESTION_ANSWERING, Task.GENERATION, Task.TEXT_TO_TEXT),
         is_trained_without=True,
-    ),
-    Refusal(
-        names=("timm",),
-        model_types=("timm_wrapper",),
-        says="is computed by the package timm",
-        why="`transformers` has no layers of it; make the model with timm, and export that module by its factory",
-        tasks=(Task.IMAGE_CLASSIFICATION, Task.IMAGE_EMBEDDING),
     ),
     Refusal(
         names=("Funnel", "Reformer"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 import transformers
 from safetensors import safe_open
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -36,6 +36,7 @@ from headway_server.bundles import (
     SpecialTokens,
     Task,
 )
+from headway_server.diffusion import DiffusionSampler
 from headway_training.folders import first_line, open_tokenizer, plain_tokenizer, quiet
 
 PIPELINE_FILE: Final = "model_index.json"
@@ -44,7 +45,6 @@ _OTHER_PIPELINES: Final = {
     "ControlNet": "is steered by a picture (ControlNet), which no call gives",
     "StableDiffusion3": "has a transformer of images and texts together that predicts a flow (Stable Diffusion 3)",
     "Flux": "has a transformer of images and texts together that predicts a flow (Flux)",
-    "StableDiffusionXL": "has two text encoders and sizes among its conditions (SDXL)",
     "Video": "makes videos",
     "AnimateDiff": "makes videos",
     "CogVideo": "makes videos",
@@ -52,38 +52,24 @@ _OTHER_PIPELINES: Final = {
     "Wan": "makes videos",
     "Audio": "makes sounds",
     "Music": "makes sounds",
-    "PixArt": "draws texts that T5 has read (PixArt)",
-    "LatentConsistency": "reads the scale of guidance and adds noise between steps (LCM)",
     "Upscale": "enlarges pictures",
     "Kandinsky": "draws from embeddings of a prior of its own",
+    "InstructPix2Pix": "follows an instruction about a picture, with two scales of guidance",
 }
 """What pipelines are that are not exported, by a part of their name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scheduler:
-    """A scheduler of `diffusers`."""
-
-    sampler: str
-    """Which of ours makes its steps."""
-    is_same: bool = False
-    """True if that is the same method."""
-
-
-_SCHEDULERS: Final = {
-    "DDIMScheduler": _Scheduler(sampler="ddim", is_same=True),
-    "EulerDiscreteScheduler": _Scheduler(sampler="euler", is_same=True),
-    "DPMSolverMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m", is_same=True),
-    "DDPMScheduler": _Scheduler(sampler="ddim"),
-    "DEISMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "DPMSolverSinglestepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "EulerAncestralDiscreteScheduler": _Scheduler(sampler="euler"),
-    "HeunDiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "KDPM2DiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "LMSDiscreteScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "PNDMScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
-    "UniPCMultistepScheduler": _Scheduler(sampler="dpm_solver_pp_2m"),
+_SCHEDULERS: Final[Mapping[str, DiffusionSampler]] = {
+    "DDIMScheduler": DiffusionSampler.DDIM,
+    "PNDMScheduler": DiffusionSampler.PNDM,
+    "EulerDiscreteScheduler": DiffusionSampler.EULER,
+    "EulerAncestralDiscreteScheduler": DiffusionSampler.EULER_ANCESTRAL,
+    "DPMSolverMultistepScheduler": DiffusionSampler.DPM_SOLVER_PP_2M,
+    "UniPCMultistepScheduler": DiffusionSampler.UNIPC,
+    "LCMScheduler": DiffusionSampler.LCM,
+    "DDPMScheduler": DiffusionSampler.DDPM,
 }
+"""Schedulers that are computed, by which of ours makes their steps."""
 _BETAS: Final = {"linear": "linear", "scaled_linear": "scaled_linear", "squaredcos_cap_v2": "squared_cosine"}
 _PREDICTIONS: Final = {"epsilon": "noise", "v_prediction": "velocity", "sample": "image"}
 _MOST_TIMES: Final = 100_000
@@ -97,8 +83,6 @@ _REFUSED_SETTINGS: Final = {
 _EXPECTED_SETTINGS: Final[Mapping[str, object]] = {
     "algorithm_type": "dpmsolver++",
     "solver_order": 2,
-    "solver_type": "midpoint",
-    "use_karras_sigmas": False,
     "use_exponential_sigmas": False,
     "use_beta_sigmas": False,
     "use_lu_lambdas": False,
@@ -106,8 +90,19 @@ _EXPECTED_SETTINGS: Final[Mapping[str, object]] = {
     "final_sigmas_type": "zero",
     "interpolation_type": "linear",
     "timestep_type": "discrete",
+    "skip_prk_steps": True,
+    "predict_x0": True,
+    "disable_corrector": [],
+    "solver_p": None,
+    "variance_type": "fixed_small",
+    "timestep_scaling": 10.0,
+    "sigma_min": None,
+    "sigma_max": None,
+    "lower_order_final": True,
 }
-"""Settings of schedulers of the same method, as ours computes it."""
+"""Settings that change a step or the times, as they are computed; each scheduler has some of them."""
+_SOLVER_TYPES: Final = {DiffusionSampler.DPM_SOLVER_PP_2M: "midpoint", DiffusionSampler.UNIPC: "bh2"}
+"""The same of `solver_type`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,8 +126,10 @@ class PublishedDiffusion(nn.Module):
         *,
         sizes: DrawingSizes,
         prediction: str,
+        further_inputs: Mapping[str, tuple[int, ...]],
     ) -> None:
         super().__init__()
+        self.further_inputs = further_inputs
         self.denoiser = denoiser
         self.autoencoder = autoencoder
         self.text_encoder = text_encoder
@@ -197,21 +194,93 @@ def _operator_attention() -> Iterator[None]:
 class UNetDenoiser(nn.Module):
     """The network of Stable Diffusion, which attends to all T states of a text, those of its padding too."""
 
-    def __init__(self, unet: nn.Module) -> None:
+    def __init__(self, unet: Any, inputs: Sequence[str], image_size: int) -> None:
+        """Takes the network, the names of what it reads further, and the pixels a side of its images."""
         super().__init__()
         self.unet = unet
+        self.inputs = tuple(inputs)
+        sizes = [image_size, image_size, 0, 0, image_size, image_size]  # drawn at that size, of nothing cropped
+        self.register_buffer("time_ids", torch.tensor([sizes], dtype=torch.float32), persistent=False)
 
-    def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:  # noqa: ARG002 (it reads none)
-        """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
+    def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor, *further: Tensor) -> Tensor:  # noqa: ARG002 (it reads none)
+        """(B, C, S, S), (B,), (B, T, D), (B, T), perhaps (B, P), (B, 1 + C, S, S), (B,) -> (B, C, S, S)."""
+        read = dict(zip(self.inputs, further, strict=True))
+        more: dict[str, Any] = {}
+        if "pooled" in read:
+            time_ids = self.get_buffer("time_ids").to(latent.dtype).expand(latent.shape[0], -1)
+            more["added_cond_kwargs"] = {"text_embeds": read["pooled"], "time_ids": time_ids}
+        if "inpainting" in read:
+            latent = torch.cat((latent, read["inpainting"]), dim=1)
+        if "guidance" in read:
+            width = self.unet.config.time_cond_proj_dim
+            more["timestep_cond"] = scale_embedding(read["guidance"] - 1, width).to(latent.dtype)
         with _operator_attention():
-            found: Tensor = self.unet(latent, timestep, encoder_hidden_states=text, return_dict=False)[0]
+            found: Tensor = self.unet(latent, timestep, encoder_hidden_states=text, return_dict=False, **more)[0]
         return found
+
+
+def scale_embedding(weight: Tensor, width: int) -> Tensor:
+    """Embeds the weight of guidance as sines and cosines (Meng et al. 2023, section 3.1), of a thousand of it.
+
+    (B,) -> (B, W).
+    """
+    half = width // 2
+    steps = torch.exp(torch.arange(half, dtype=torch.float32) * (-math.log(10_000) / (half - 1)))
+    angles = weight.float()[:, None] * 1000 * steps  # (B, W / 2)
+    return functional.pad(torch.cat((angles.sin(), angles.cos()), dim=1), (0, width % 2))
+
+
+class _OfOneRow(nn.Module):
+    """A last layer whose answer has an axis of one row more, which the network then takes away.
+
+    It takes it away where there is none, too; but the operator of a graph does not allow that.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states: Tensor) -> Tensor:
+        """(B, N, D) -> (B, 1, N, P)."""
+        found: Tensor = self.layer(states)
+        return found.unsqueeze(1)
+
+
+class TextTransformer(nn.Module):
+    """The network of PixArt, which may predict a variance beside the noise, which nothing reads."""
+
+    def __init__(self, transformer: Any, inputs: Sequence[str], image_size: int) -> None:
+        """Takes the network, nothing further, and the pixels a side of its images."""
+        super().__init__()
+        assert not inputs, "it reads a text alone"
+        transformer.proj_out = _OfOneRow(transformer.proj_out)
+        self.transformer = transformer
+        self.image_size = image_size
+
+    def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:
+        """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
+        torch._check(text_mask.shape[0] == latent.shape[0])  # noqa: SLF001 (its name) as rows of the mask are counted
+        more: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
+        if self.transformer.config.sample_size == _CONDITIONED_SIDE:
+            more["resolution"] = latent.new_full((latent.shape[0], 2), self.image_size)
+            more["aspect_ratio"] = latent.new_ones((latent.shape[0], 1))
+        with _operator_attention():
+            found: Tensor = self.transformer(
+                latent,
+                encoder_hidden_states=text,
+                encoder_attention_mask=text_mask,
+                timestep=timestep,
+                added_cond_kwargs=more,
+                return_dict=False,
+            )[0]
+        return found[:, : latent.shape[1]]
 
 
 class LabelTransformer(nn.Module):
     """The network of DiT, which may predict a variance beside the noise (learned sigma), which nothing reads."""
 
-    def __init__(self, transformer: nn.Module) -> None:
+    def __init__(self, transformer: Any, inputs: Sequence[str], image_size: int) -> None:  # noqa: ARG002 (as the others)
+        """Takes the network; it reads nothing further."""
         super().__init__()
         self.transformer = transformer
 
@@ -237,6 +306,28 @@ class TextStates(nn.Module):
         return found
 
 
+class PairedTextStates(nn.Module):
+    """The two text encoders of SDXL, whose states before their last layers stand beside each other."""
+
+    def __init__(self, first: Any, second: Any, *, pad_id: int, changed: Mapping[int, int]) -> None:
+        """Takes the encoders, and how the second one's tokens differ: those of padding, and some others."""
+        super().__init__()
+        self.first = first
+        self.second = second
+        self.pad_id = pad_id
+        self.changed = dict(changed)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T), (B, T) -> (B, T, D), and the second one's projection of a text, (B, P)."""
+        others = input_ids
+        for one, other in self.changed.items():
+            others = torch.where(input_ids == one, other, others)
+        others = torch.where(attention_mask == 0, self.pad_id, others)
+        states = self.first(input_ids=input_ids, output_hidden_states=True, return_dict=True).hidden_states[-2]
+        found = self.second(input_ids=others, output_hidden_states=True, return_dict=True)
+        return torch.cat((states, found.hidden_states[-2]), dim=-1), found.text_embeds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pipeline:
     """What a pipeline is made of."""
@@ -245,8 +336,14 @@ class _Pipeline:
     """Name of the part."""
     classes: Mapping[str, tuple[str, ...]]
     """Of each part, beside the autoencoder and the scheduler."""
-    make_denoiser: Callable[[Any], nn.Module]
-    """Takes the part."""
+    make_denoiser: Callable[[Any, Sequence[str], int], nn.Module]
+    """Takes the part, the names of what it reads further, and the pixels a side of an image."""
+    guidance_scale: float
+    """Its default."""
+    max_length: int | None = None
+    """Tokens that a text is padded to; None: as many as its encoder has positions."""
+    lowers_texts: bool = False
+    """True if it reads texts in lower case, without spaces around them."""
     mends_schedule: bool = False
     """True if `steps_offset` is 1 and nothing is clipped, whatever the folder says."""
 
@@ -255,30 +352,73 @@ class _Pipeline:
         """False if it draws labels."""
         return "text_encoder" in self.classes
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the parts with weights."""
+        return ("vae", *(part for part in self.classes if "tokenizer" not in part))
 
+
+_UNET: Final = {"unet": ("UNet2DConditionModel",)}
+_CLIP: Final = {"text_encoder": ("CLIPTextModel",), "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast")}
+_T5: Final = {"text_encoder": ("T5EncoderModel",), "tokenizer": ("T5Tokenizer", "T5TokenizerFast")}
 _PIPELINES: Final = {
     "StableDiffusionPipeline": _Pipeline(
         denoiser="unet",
+        classes={**_UNET, **_CLIP},
+        make_denoiser=UNetDenoiser,
+        guidance_scale=7.5,
+        mends_schedule=True,
+    ),
+    "StableDiffusionXLPipeline": _Pipeline(
+        denoiser="unet",
         classes={
-            "unet": ("UNet2DConditionModel",),
-            "text_encoder": ("CLIPTextModel",),
-            "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
+            **_UNET,
+            **_CLIP,
+            "text_encoder_2": ("CLIPTextModelWithProjection",),
+            "tokenizer_2": _CLIP["tokenizer"],
         },
         make_denoiser=UNetDenoiser,
-        mends_schedule=True,
+        guidance_scale=5.0,
+    ),
+    "LatentConsistencyModelPipeline": _Pipeline(
+        denoiser="unet", classes={**_UNET, **_CLIP}, make_denoiser=UNetDenoiser, guidance_scale=8.5
+    ),
+    "PixArtAlphaPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("PixArtTransformer2DModel", "Transformer2DModel"), **_T5},
+        make_denoiser=TextTransformer,
+        guidance_scale=4.5,
+        max_length=120,
+        lowers_texts=True,
+    ),
+    "PixArtSigmaPipeline": _Pipeline(
+        denoiser="transformer",
+        classes={"transformer": ("PixArtTransformer2DModel",), **_T5},
+        make_denoiser=TextTransformer,
+        guidance_scale=4.5,
+        max_length=300,
+        lowers_texts=True,
     ),
     "DiTPipeline": _Pipeline(
         denoiser="transformer",
         classes={"transformer": ("DiTTransformer2DModel", "Transformer2DModel")},
         make_denoiser=LabelTransformer,
+        guidance_scale=4.0,
     ),
 }
 """Pipelines that are exported."""
 _SAME_PARTS: Final = {
     "StableDiffusionImg2ImgPipeline": "StableDiffusionPipeline",
     "StableDiffusionInpaintPipeline": "StableDiffusionPipeline",
+    "StableDiffusionXLImg2ImgPipeline": "StableDiffusionXLPipeline",
+    "StableDiffusionXLInpaintPipeline": "StableDiffusionXLPipeline",
+    "LatentConsistencyModelImg2ImgPipeline": "LatentConsistencyModelPipeline",
 }
 """Pipelines of the same parts, which differ in what they do with them."""
+_FEW_STEPS: Final = 4
+"""Default steps of models that are distilled to few."""
+_CONDITIONED_SIDE: Final = 128
+"""Side of latents of the PixArt models that also read the size of an image."""
 
 
 def is_pipeline(path: Path) -> bool:
@@ -297,21 +437,27 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
     pipeline, scheduler = _pipeline_of(path, index)
     library = _diffusers(path)
     folder = ModelFolder(path=path, task=Task.IMAGE_GENERATION, config=None, options=options)
-    parts = [pipeline.denoiser, "vae", *(["text_encoder"] if pipeline.reads_texts else [])]
-    count = sum(_count_weights(path / part) for part in parts)
+    count = sum(_count_weights(path / part) for part in pipeline.models)
     diffusion, notes = _read_schedule(path, scheduler, library, pipeline)
-    configs = {part: _read_json(path / part / "config.json") for part in parts}
+    configs = {part: _read_json(path / part / "config.json") for part in pipeline.models}
     side = _number(path / pipeline.denoiser, configs[pipeline.denoiser], "sample_size")
     check_memory(str(path), count, working=working_bytes(writes=False, num_heads=8, length=side**2, vocab_size=0))
+    changed: dict[int, int] = {}
     if pipeline.reads_texts:
         tokenizer, pad_id = _read_tokenizer(path / "tokenizer")
         _check_tokenizer(path, tokenizer, pad_id, configs["text_encoder"])
+        if "tokenizer_2" in pipeline.classes:
+            changed = _changed_tokens(path, tokenizer, configs["text_encoder_2"])
+        if pipeline.lowers_texts:
+            _lower_texts(tokenizer)
         of_condition: dict[str, Any] = {"tokenizer": tokenizer, "special_tokens": SpecialTokens(pad=pad_id)}
     else:
         of_condition = {"labels": _read_labels(path, index, configs[pipeline.denoiser])}
-    make = partial(_load, path, library, pipeline, diffusion.prediction)
+    make = partial(_load, path, library, pipeline, diffusion.prediction, changed)
     module = make()
     size = module.configuration.image_size
+    diffusion, more_notes = _with_defaults(diffusion, pipeline, module, index)
+    notes += more_notes
     if isinstance(checker := index.get("safety_checker"), list) and checker[0] is not None:
         notes += ("its safety checker is not run: images are answered as they are drawn",)
     name = str(index["_class_name"])
@@ -340,6 +486,38 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
         ),
         diffusion=diffusion,
         **of_condition,
+    ), notes
+
+
+def _with_defaults(
+    diffusion: Diffusion, pipeline: _Pipeline, module: PublishedDiffusion, index: Mapping[str, Any]
+) -> tuple[Diffusion, tuple[str, ...]]:
+    """Returns how a pipeline draws, with what it does of requests that name neither steps nor guidance, and notes.
+
+    Few steps without guidance are what distilled models are made for. They are known by the sampler of consistency
+    models, or by Euler's method from the last step of training for one that predicts noise (Sauer et al. 2023).
+    """
+    is_consistent = diffusion.sampler == "lcm"
+    is_distilled = is_consistent or (
+        diffusion.sampler in ("euler", "euler_ancestral")
+        and diffusion.prediction == "noise"
+        and diffusion.discrete is not None
+        and diffusion.discrete.spacing == "trailing"
+    )
+    guidance = 1.0 if is_distilled and "guidance" not in module.further_inputs else pipeline.guidance_scale
+    notes: tuple[str, ...] = ()
+    if is_distilled:
+        notes = (
+            f"its schedule is that of a model of few steps: a request that names none gets {_FEW_STEPS}, with guidance "
+            f"{guidance:g}",
+        )
+    return diffusion.model_copy(
+        update={
+            "step_count": _FEW_STEPS if is_distilled else None,
+            "guidance_scale": guidance,
+            "has_zero_negative": "pooled" in module.further_inputs and index.get("force_zeros_for_empty_prompt", True),
+            "mask_cells": "first",
+        }
     ), notes
 
 
@@ -412,6 +590,10 @@ def _pipeline_of(path: Path, index: Mapping[str, Any]) -> tuple[_Pipeline, str]:
             f"{path}: is a pipeline {name[:80]}, which is not exported{why}; those that are: "
             f"{', '.join((*_PIPELINES, *_SAME_PARTS))}"
         )
+    if index.get("requires_aesthetics_score"):
+        raise SourceError(
+            f"{path}: refines what another model draws (requires_aesthetics_score), which is not exported"
+        )
     found = ""
     for part, classes in (*pipeline.classes.items(), ("vae", ("AutoencoderKL",)), ("scheduler", tuple(_SCHEDULERS))):
         entry = index.get(part)
@@ -457,47 +639,62 @@ def _count_weights(folder: Path) -> int:
     return count
 
 
-def _load(path: Path, library: Any, pipeline: _Pipeline, prediction: str) -> PublishedDiffusion:
+def _load(
+    path: Path, library: Any, pipeline: _Pipeline, prediction: str, changed: Mapping[int, int]
+) -> PublishedDiffusion:
     """Loads the parts, in fp32.
 
     Raises:
         SourceError: They cannot be read, or do not fit each other.
     """
-    classes = pipeline.classes[pipeline.denoiser]
-    denoiser = _load_part(path / pipeline.denoiser, getattr(library, classes[0]))
-    autoencoder = _load_part(path / "vae", library.AutoencoderKL)
-    _check_denoiser(path / pipeline.denoiser, denoiser.config)
-    text_encoder, text = None, None
-    if pipeline.reads_texts:
-        text_encoder = _load_part(path / "text_encoder", getattr(transformers, pipeline.classes["text_encoder"][0]))
-        text = text_encoder.config
-    channels, side = denoiser.config.in_channels, denoiser.config.sample_size
-    width = getattr(denoiser.config, "cross_attention_dim", None)
-    predicted = denoiser.config.out_channels
-    has_variance = pipeline.denoiser == "transformer" and predicted == 2 * channels
+    loaded = {
+        part: _load_part(path / part, getattr(library if part in ("vae", pipeline.denoiser) else transformers, name))
+        for part, name in ((part, pipeline.classes.get(part, ("AutoencoderKL",))[0]) for part in pipeline.models)
+    }
+    denoiser, autoencoder = loaded[pipeline.denoiser], loaded["vae"]
+    texts = [model for part, model in loaded.items() if part.startswith("text_encoder")]
+    width = sum(model.config.hidden_size for model in texts)
+    channels, side = autoencoder.config.latent_channels, denoiser.config.sample_size
+    further = _further_inputs(path / pipeline.denoiser, denoiser.config, channels, texts)
+    has_variance = pipeline.denoiser == "transformer" and denoiser.config.out_channels == 2 * channels
     for what, found, expected in (
-        ("reads latents of {} channels", channels, autoencoder.config.latent_channels),
-        ("predicts {} channels", channels if has_variance else predicted, channels),
-        ("attends to states of width {}", width if text else None, text.hidden_size if text else None),
+        ("reads {} channels", denoiser.config.in_channels, channels + further.get("inpainting", (0,))[0]),
+        ("predicts {} channels", channels if has_variance else denoiser.config.out_channels, channels),
+        ("attends to states of width {}", _text_width(denoiser.config) if texts else 0, width),
     ):
         if found != expected:
-            also = ": it is for inpainting with the mask among its inputs" if found == 9 else ""
-            raise SourceError(f"{path}: its {pipeline.denoiser} {what.format(found)}, not {expected}{also}")
+            raise SourceError(f"{path}: its {pipeline.denoiser} {what.format(found)}, not {expected}")
+    if any(getattr(autoencoder.config, name, None) is not None for name in ("latents_mean", "latents_std")):
+        raise SourceError(
+            f"{path / 'vae'}: has a mean or a deviation of each channel (latents_mean), which is not read"
+        )
     sizes = DrawingSizes(
         latent_shape=(channels, side, side),
         image_size=side << (len(autoencoder.config.block_out_channels) - 1),
-        max_length=text.max_position_embeddings if text else 0,
-        d_model=text.hidden_size if text else 0,
+        max_length=(pipeline.max_length or texts[0].config.max_position_embeddings) if texts else 0,
+        d_model=width,
     )
-    reads_mask = bool(getattr(text, "use_attention_mask", False))
+    text_encoder: nn.Module | None = None
+    if len(texts) == 2:
+        text_encoder = PairedTextStates(*texts, pad_id=_read_tokenizer(path / "tokenizer_2")[1], changed=changed)
+    elif texts:
+        reads_mask = pipeline.max_length is not None or bool(getattr(texts[0].config, "use_attention_mask", False))
+        text_encoder = TextStates(texts[0], reads_mask=reads_mask)
     module = PublishedDiffusion(
-        pipeline.make_denoiser(denoiser),
+        pipeline.make_denoiser(denoiser, tuple(further), sizes.image_size),
         autoencoder,
-        None if text_encoder is None else TextStates(text_encoder, reads_mask=reads_mask),
+        text_encoder,
         sizes=sizes,
         prediction=prediction,
+        further_inputs=further,
     )
     return module.float().eval()
+
+
+def _text_width(config: Any) -> int | None:
+    """Returns the width of states that a denoiser attends to; PixArt projects them first."""
+    found: int | None = getattr(config, "caption_channels", None) or getattr(config, "cross_attention_dim", None)
+    return found
 
 
 def _load_part(folder: Path, part: Any) -> Any:
@@ -530,26 +727,33 @@ def _load_part(folder: Path, part: Any) -> Any:
     return model
 
 
-_PLAIN: Final = (
-    "class_embed_type",
-    "addition_embed_type",
-    "encoder_hid_dim",
-    "encoder_hid_dim_type",
-    "time_cond_proj_dim",
-    "num_class_embeds",
-)
-"""Settings of a denoiser that reads more than a latent, a time and what is drawn."""
+_PLAIN: Final = ("class_embed_type", "encoder_hid_dim", "encoder_hid_dim_type", "num_class_embeds")
+"""Settings of a denoiser that reads what no call gives."""
 
 
-def _check_denoiser(folder: Path, config: Any) -> None:
-    """Checks that a denoiser reads nothing else.
+def _further_inputs(folder: Path, config: Any, channels: int, texts: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of what a denoiser reads beside a latent, a time and what is drawn.
 
     Raises:
-        SourceError: It does.
+        SourceError: It reads something that no call gives.
     """
     for name in _PLAIN:
         if getattr(config, name, None) is not None:
             raise SourceError(f"{folder}: has {name} {getattr(config, name)}, an input that no call gives")
+    found: dict[str, tuple[int, ...]] = {}
+    added = getattr(config, "addition_embed_type", None)
+    if (added == "text_time") != (len(texts) == 2) or added not in (None, "text_time"):
+        raise SourceError(f"{folder}: has addition_embed_type {added}, which does not fit its text encoders")
+    if added:
+        found["pooled"] = (int(texts[1].config.projection_dim),)
+        expected = config.projection_class_embeddings_input_dim
+        if (own := 6 * config.addition_time_embed_dim + found["pooled"][0]) != expected:
+            raise SourceError(f"{folder}: reads {expected} numbers of a text and its sizes, and there are {own}")
+    if config.in_channels == 2 * channels + 1:
+        found["inpainting"] = (1 + channels, config.sample_size, config.sample_size)
+    if getattr(config, "time_cond_proj_dim", None) is not None:
+        found["guidance"] = ()
+    return found
 
 
 def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
@@ -589,6 +793,31 @@ def _check_tokenizer(path: Path, tokenizer: Tokenizer, pad_id: int, config: Mapp
         )
 
 
+def _changed_tokens(path: Path, first: Tokenizer, config: Mapping[str, Any]) -> dict[int, int]:
+    """Returns tokens of a first tokenizer that the second one gives other numbers.
+
+    The second one of SDXL is the same but for its padding, an exclamation mark. That is a word of its own there, so a
+    mark at the end of a word has the number of padding.
+
+    Raises:
+        SourceError: It is another tokenizer.
+    """
+    second, pad_id = _read_tokenizer(path / "tokenizer_2")
+    _check_tokenizer(path, second, pad_id, config)
+    parts = [json.loads(one.to_str()) for one in (first, second)]
+    if any(parts[0][name] != parts[1][name] for name in ("model", "normalizer", "pre_tokenizer")):
+        raise SourceError(f"{path}: its tokenizer_2 reads texts otherwise than its tokenizer, which is not computed")
+    ending = first.get_vocab().get(f"{second.id_to_token(pad_id)}</w>")
+    is_word = pad_id in second.get_added_tokens_decoder() and pad_id not in first.get_added_tokens_decoder()
+    return {} if ending is None or not is_word else {ending: pad_id}
+
+
+def _lower_texts(tokenizer: Tokenizer) -> None:
+    """Lets a tokenizer read texts in lower case, without spaces around them."""
+    own = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip(), *own])
+
+
 # Labels
 
 
@@ -619,7 +848,7 @@ def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> 
         SourceError: The scheduler does something that changes images and is not computed.
     """
     file = path / "scheduler" / "scheduler_config.json"
-    content, ours = _read_json(file), _SCHEDULERS[name]
+    content, sampler = _read_json(file), _SCHEDULERS[name]
     count = content.get("num_train_timesteps", 1000)
     if not isinstance(count, int) or not 1 <= count <= _MOST_TIMES:  # the library makes arrays of as many
         raise SourceError(f"{file}: num_train_timesteps is {str(count)[:40]}; it is at most {_MOST_TIMES}")
@@ -638,17 +867,12 @@ def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> 
     ):
         if found is None:
             raise SourceError(f"{file}: {setting} is {str(stated.get(setting))[:40]}; {', '.join(known)} are read")
-    notes: tuple[str, ...] = ()
-    changed = [
-        f"{setting} {stated[setting]}"
-        for setting, expected in _EXPECTED_SETTINGS.items()
-        if ours.is_same and setting in stated and stated[setting] not in (expected, None)
-    ]
-    if ours.sampler == "ddim" and stated.get("timestep_spacing") == "linspace":  # its steps pass the next time
-        changed.append("timestep_spacing linspace")
-    if not ours.is_same or changed:
-        what = name if not changed else f"{name} with {', '.join(changed)}"
-        notes += (f"{what} is not computed: {ours.sampler} makes the steps, at the times of the folder's schedule",)
+    expected = {**_EXPECTED_SETTINGS, "solver_type": _SOLVER_TYPES.get(sampler)}
+    if sampler is DiffusionSampler.PNDM:
+        expected["timestep_spacing"] = "leading"
+    for setting, value in expected.items():
+        if (found := stated.get(setting)) not in (value, None):
+            raise SourceError(f"{file}: {setting} is {str(found)[:40]}; {name} is computed with {value}")
     with _refusing(file):
         noise = DiscreteNoise.model_validate(
             {
@@ -660,6 +884,8 @@ def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> 
                 "spacing": stated.get("timestep_spacing", "leading"),
                 "steps_offset": 1 if pipeline.mends_schedule else stated.get("steps_offset", 0),
                 "ends_at_image": bool(stated.get("set_alpha_to_one", True)),
+                "has_karras_times": bool(stated.get("use_karras_sigmas")),
+                "num_consistent_steps": stated.get("original_inference_steps", 50),
             }
         )
         return Diffusion.model_validate(
@@ -668,9 +894,9 @@ def _read_schedule(path: Path, name: str, library: Any, pipeline: _Pipeline) -> 
                 "discrete": noise,
                 "prediction": prediction,
                 "condition": "text" if pipeline.reads_texts else "label",
-                "sampler": ours.sampler,
+                "sampler": sampler,
             }
-        ), notes
+        ), ()
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any, ClassVar, Final, cast, get_args
 
 import numpy as np
@@ -27,12 +28,14 @@ from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.patches import WholeImageProcessor
+from headway_export.huggingface.timm_images import TimmImageProcessor
 from headway_export.source import ExportSource
 from headway_server.bundles import ClassificationScheme, ImagePreprocessing
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ImagePreprocessor
 from headway_server.preprocessing.image import ImageLimits
-from headway_training.folders import first_line, labels_of, quiet
+from headway_training.folders import TIMM, first_line, labels_of, quiet
 
 PREPROCESSOR_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
@@ -297,6 +300,8 @@ def open_image_processor(folder: ModelFolder) -> Any:
     Raises:
         SourceError: It is not there, or cannot be read.
     """
+    if folder.config.model_type == TIMM:
+        return TimmImageProcessor(AutoImageProcessor.from_pretrained(folder.path, local_files_only=True))
     file = next(
         (path for name in (PREPROCESSOR_FILE, PROCESSOR_FILE) if (path := folder.path / name).exists()),
         folder.path / PREPROCESSOR_FILE,
@@ -307,11 +312,12 @@ def open_image_processor(folder: ModelFolder) -> Any:
         name = str(json.loads(file.read_bytes()).get("image_processor_type"))
         own: Any = next((kind for start, kind in _OWN_PROCESSORS.items() if name.startswith(start)), None)
         with quiet():
-            return (own or AutoImageProcessor).from_pretrained(
+            processor = (own or AutoImageProcessor).from_pretrained(
                 folder.path,
                 **({} if own else {"backend": "pil", "trust_remote_code": False}),
                 local_files_only=True,
             )
+        return WholeImageProcessor(processor) if hasattr(processor, "max_num_patches") else processor
     except Exception as error:  # the library raises many kinds
         raise SourceError(f"{file}: cannot be read ({first_line(error)})") from error
 
@@ -322,6 +328,8 @@ def _map(processor: Any, *, of_any_size: bool) -> ImagePreprocessing:
     Raises:
         ValueError: There are no such words.
     """
+    if isinstance(processor, TimmImageProcessor):
+        return processor.preprocessing()
     if not processor.do_resize:
         raise ValueError("images are not resized, and a graph reads one size")
     if getattr(processor, "do_thumbnail", None):
@@ -373,6 +381,10 @@ def _square_of(processor: Any) -> dict[str, Any]:
 
 def _bounded_size_of(processor: Any) -> dict[str, Any]:
     """Returns how a depth model's images are resized without one size; nothing where they have one."""
+    if (count := getattr(processor, "max_num_patches", None)) is not None:
+        side = processor.patch_size * math.isqrt(count)
+        sizes = {"resize": "patches", "multiple": processor.patch_size, "height": side, "width": side}
+        return {**sizes, "max_pixels": count * processor.patch_size**2}
     size, multiple = processor.size, getattr(processor, "size_divisor", None)
     if multiple and not size and not hasattr(processor, "ensure_multiple_of"):
         side = int(_MOST_WHOLE_PIXELS**0.5) // multiple * multiple

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPI
 from headway_export.errors import SourceError
 from headway_export.huggingface.adapters import CONFIG_FILE as ADAPTER_FILE
 from headway_export.huggingface.adapters import Adapter
+from headway_export.huggingface.asked_captioners import ASKED_CAPTIONERS, read_asked_captioner
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder
 from headway_export.huggingface.depth_estimators import read_depth_estimator
@@ -72,7 +73,7 @@ from headway_export.source import ExportSource, checkpoint_beside, with_record
 from headway_export.space import check_disk
 from headway_server.bundles import EMBEDDING_TASKS, Origin, Precision, Task
 from headway_training.checkpoint import Checkpoint
-from headway_training.folders import CONFIG_FILE
+from headway_training.folders import CONFIG_FILE, TIMM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,12 @@ KINDS: Final = (
         heads=CAPTIONERS,
         encoder_decoders=frozenset(("vision-encoder-decoder",)),
         read=read_captioner,
+    ),
+    Kind(
+        task=Task.CAPTIONING,
+        heads=ASKED_CAPTIONERS,
+        encoder_decoders=frozenset(("florence2",)),
+        read=read_asked_captioner,
     ),
     Kind(task=Task.TEXT_TO_TEXT, heads=("ForConditionalGeneration",), is_encoder_decoder=True, read=read_rewriter),
     Kind(task=Task.TEXT_TO_TEXT, heads=PAIRS, is_encoder_decoder=True, read=read_text_pair),
@@ -488,7 +495,11 @@ def _told_task(path: Path, content: Mapping[str, Any], layout: Layout | None, op
     names = [str(name) for name in content.get("architectures") or []]
     if is_reranker(path, names) or compares_tokens(path, names):
         return str(Task.TEXT_SCORING)
-    sees = (path / PREPROCESSOR_FILE).exists() and not content.keys() & {"text_config", "decoder"}
+    says_how = content.get("model_type") == TIMM or (path / PREPROCESSOR_FILE).exists()
+    sees = says_how and not content.keys() & {
+        "text_config",
+        "decoder",
+    }
     if sees and names and all(name.endswith("Model") and _kind_named(name) is None for name in names):
         return str(Task.IMAGE_EMBEDDING)
     return str(Task.TEXT_EMBEDDING) if layout is not None or options.pooling is not None else None

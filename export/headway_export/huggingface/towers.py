@@ -24,17 +24,27 @@ from transformers import AutoModel
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder, as_source_error
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
+from headway_export.huggingface.patches import PatchReader, patches_of
 from headway_export.huggingface.tokenizers import check_tokenizer, convert_pieces, read_pieces, sample_lines
 from headway_export.source import ExportSource
 from headway_export.source import open_tokenizer as open_tokenizer_file
 from headway_server.bundles import TOKENIZER_FILE, Space, SpecialTokens, Task
 from headway_training.folders import first_line, length_of, open_tokenizer, plain_tokenizer
 
-ARCHITECTURES: Final = ("CLIPModel", "ChineseCLIPModel", "AltCLIPModel", "MetaClip2Model", "SiglipModel")
+ARCHITECTURES: Final = (
+    "CLIPModel",
+    "ChineseCLIPModel",
+    "AltCLIPModel",
+    "MetaClip2Model",
+    "SiglipModel",
+    "Siglip2Model",
+)
 TASKS: Final = (Task.IMAGE_EMBEDDING, Task.TEXT_EMBEDDING)
 VECTOR_BOUND: Final = 1e-5
 """Largest difference of a number of a vector of length one between a tower alone and the whole model."""
 
+_OF_PATCHES: Final = "siglip2"
+"""Type of models that read patches of images whose proportions are kept, whose other form is of type `siglip`."""
 _PIECES_FILE: Final = "spiece.model"
 _SAMPLE_TEXTS: Final = ("a photo of a cat", "red", "two dogs and a very large house by the sea")
 
@@ -52,6 +62,20 @@ class HuggingFaceImageTower(nn.Module):
         """(B, 3, height, width) -> `embedding` (B, E) of length one."""
         output = cast("Any", self.model).get_image_features(pixel_values=pixel_values, return_dict=True)
         return {"embedding": functional.normalize(output.pooler_output, dim=-1)}
+
+
+class HuggingFacePatchTower(nn.Module):
+    """The tower of SigLIP 2 that reads patches of images of many sizes."""
+
+    pooling = "tower"
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.reader = PatchReader(cast("Any", model).vision_model)
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """(B, 3, height, width), in whole patches -> `embedding` (B, E) of length one."""
+        return {"embedding": functional.normalize(self.reader(pixel_values), dim=-1)}
 
 
 class HuggingFaceTextTower(nn.Module):
@@ -118,7 +142,8 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
         raise SourceError(f"{folder.path}: has towers for {' and '.join(TASKS)}, and --task is {asked}")
     if folder.options.evaluation_file is not None:
         raise SourceError(f"--evaluation: no metric of {' and '.join(TASKS)} is known; leave it out")
-    preprocessing, is_bgr = read_preprocessing(folder)
+    reads_patches = folder.config.model_type == _OF_PATCHES
+    preprocessing, is_bgr = read_preprocessing(folder, of_any_size=reads_patches)
     if is_bgr:
         raise SourceError(f"{folder.path}: {PREPROCESSOR_FILE} reverses the channels; towers are given RGB")
     tokenizer, read = read_tokenizer(folder)
@@ -126,8 +151,9 @@ def read_towers(folder: ModelFolder) -> tuple[tuple[ExportSource, ...], tuple[st
     reading = _reading_of(folder, model, read)
 
     def tower_of(model: nn.Module, task: Task) -> nn.Module:
-        tower = HuggingFaceImageTower(model) if task is Task.IMAGE_EMBEDDING else HuggingFaceTextTower(model, reading)
-        return tower.eval()
+        if task is Task.TEXT_EMBEDDING:
+            return HuggingFaceTextTower(model, reading).eval()
+        return (HuggingFacePatchTower if reads_patches else HuggingFaceImageTower)(model).eval()
 
     def another(task: Task) -> nn.Module:
         return tower_of(folder.load(AutoModel), task)
@@ -223,7 +249,7 @@ def _check_towers(
     pixels = torch.rand(2, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
     try:
         with torch.inference_mode():
-            whole = model(pixel_values=pixels, return_dict=True, **inputs)
+            whole = model(**_pixels_of(model, pixels), return_dict=True, **inputs)
             images = towers[Task.IMAGE_EMBEDDING](pixels)["embedding"]
             texts = [
                 text_tower(ids, torch.ones_like(ids))["embedding"]
@@ -244,6 +270,19 @@ def _check_towers(
                 f"{folder.path}: the tower of {what} gives other vectors by itself than in {type(model).__name__} "
                 f"(they differ by {error_size:.1e}, limit {VECTOR_BOUND:.0e}); not supported"
             )
+
+
+def _pixels_of(model: Any, pixels: Tensor) -> dict[str, Tensor]:
+    """Returns the inputs of a model for images, (B, 3, height, width)."""
+    if model.config.model_type != _OF_PATCHES:
+        return {"pixel_values": pixels}
+    side = model.config.vision_config.patch_size
+    patches = patches_of(pixels, side)
+    return {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.int64),
+        "spatial_shapes": torch.tensor([[size // side for size in pixels.shape[2:]]] * len(pixels)),
+    }
 
 
 def _cut(tokenizer: Tokenizer, text: str, length: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Decoders whose prompts may have images, such as LLaVA, Idefics 3, InternVL, Qwen-VL, Gemma 3, PaliGemma and Pixtral.
+"""Decoders whose prompts may have images, such as LLaVA, Idefics 3, InternVL, Qwen-VL, Gemma, PaliGemma and Pixtral.
 
 An encoder of images gives vectors in the place of those of tokens, in front of a causal language model. A folder's
 processor is followed here and compared with: the pixels of tiles, and the tokens of conversations with images.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
@@ -38,11 +39,11 @@ from headway_export.huggingface.images import (
 )
 from headway_export.reference import OwnSight
 from headway_export.source import ExportSource, check_chat_template, find_chat_template
-from headway_server.bundles import MOST_TILES, ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens
+from headway_server.bundles import MOST_TILES, ImagePreprocessing, ImagePrompt, ImageTiles, SpecialTokens, demanded
 from headway_server.errors import BundleError, InvalidInputError
 from headway_server.preprocessing import ChatTemplate, ChatTurn, TurnImage, WrittenImages
-from headway_server.preprocessing.tiles import TilePreprocessor
-from headway_server.tasks.prompt_images import image_text
+from headway_server.preprocessing.tiles import TiledImage, TilePreprocessor
+from headway_server.tasks.prompt_images import arranged, image_text
 from headway_training.folders import first_line, quiet
 from headway_training.models.parts.attention import Attend
 
@@ -115,6 +116,13 @@ def _embed_layers(model: Any, pixel_values: Tensor) -> Tensor:
     if getattr(config, "vision_feature_select_strategy", "default") == "default":
         chosen = [state[:, 1:] for state in chosen]  # without the class token
     return cast("Tensor", base.multi_modal_projector(torch.cat(chosen, dim=-1)))
+
+
+def _embed_rows(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of LLaVA-NeXT, with what stands behind a row of an image as the last: (B, M + 1, D)."""
+    features = _embed_layers(model, pixel_values)
+    end = model.base_model.image_newline.to(features.dtype)
+    return torch.cat([features, end.expand(features.shape[0], 1, -1)], dim=1)
 
 
 def _embed_tiles(model: Any, pixel_values: Tensor) -> Tensor:
@@ -195,6 +203,45 @@ def _embed_pixtral(model: Any, pixel_values: Tensor) -> Tensor:
         states = projector.patch_merger.merging_layer(joined)
     projected = projector.linear_2(projector.act(projector.linear_1(states)))
     return cast("Tensor", projected).reshape(batch, rows * columns, -1)
+
+
+def _embed_gemma(model: Any, pixel_values: Tensor) -> Tensor:
+    """The same of Gemma 4, which takes the mean of what patches of one cell become; (B, rows columns, D)."""
+    base = model.base_model
+    tower = base.vision_tower
+    config, embedder = tower.config, tower.patch_embedder
+    batch, channels, rows, side, columns, _ = pixel_values.shape
+    pool = config.pooling_kernel_size
+    patch, inner = side // pool, pool * pool
+    split = pixel_values.reshape(batch, channels, rows, pool, patch, columns, pool, patch)
+    patches = split.permute(0, 2, 5, 3, 6, 4, 7, 1).reshape(batch, rows, columns, inner, -1)
+    weight = embedder.input_proj.weight
+    down, across = _of_patches(rows, columns, pool)
+    table = embedder.position_embedding_table
+    placed = (table[0][across] + table[1][down]).flatten(2, 3)  # (rows, columns, inner, E)
+    states = (2 * (patches - 0.5)).to(weight.dtype) @ weight.T + placed  # (B, rows, columns, inner, E)
+    places = torch.stack([across, down], dim=-1).reshape(1, -1, 2)
+    turns = tower.encoder.rotary_emb(states, places)
+    cos, sin = (table.reshape(rows, columns, inner, 1, -1).chunk(2, dim=-1) for table in turns)
+    for layer in tower.encoder.layers[: config.num_hidden_layers]:
+        attention, normed = layer.self_attn, layer.input_layernorm(states)
+        parts = (attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed))
+        query, key, value = (part.unflatten(-1, (-1, attention.head_dim)) for part in parts)
+        query, key, value = attention.q_norm(query), attention.k_norm(key), attention.v_norm(value)
+        query, key = (
+            torch.cat([_rotated(*each) for each in zip(one.chunk(2, dim=-1), cos, sin, strict=True)], dim=-1)
+            for one in (query, key)
+        )
+        groups = attention.num_key_value_groups
+        key, value = (one.repeat_interleave(groups, dim=-2) for one in (key, value))
+        attended = attention.o_proj(_attend_cells(query, key, value, attention.scaling, 0).flatten(-2))
+        states = states + layer.post_attention_layernorm(attended)
+        read = layer.mlp(layer.pre_feedforward_layernorm(states))
+        states = states + layer.post_feedforward_layernorm(read)
+    pooled = states.float().mean(dim=3) * config.hidden_size**0.5
+    if config.standardize:
+        pooled = (pooled - tower.std_bias.float()) * tower.std_scale.float()
+    return cast("Tensor", base.embed_vision(inputs_embeds=pooled.to(weight.dtype))).reshape(batch, rows * columns, -1)
 
 
 def _places(rows: int, columns: int, merge: int) -> Tensor:
@@ -287,6 +334,11 @@ def _read_pixels_in_prompt(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tenso
     return {"pixel_values": tiles[None]}
 
 
+def _read_whole_first(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
+    """The same of LLaVA-NeXT, of the tiles of one image, the last of which is the whole."""
+    return {"pixel_values": torch.cat([tiles[-1:], tiles[:-1]])[None]}
+
+
 def _read_sized(tiles: Tensor, _: Tensor, __: Any) -> dict[str, Tensor]:
     """The same of Pixtral: (N, 3, rows, cell, columns, cell) as images, with their heights and widths."""
     count, channels, rows, side, columns = tiles.shape[:5]
@@ -308,6 +360,17 @@ def _read_patches(tiles: Tensor, input_ids: Tensor, model: Any) -> dict[str, Ten
     }
 
 
+def _read_placed(tiles: Tensor, _: Tensor, model: Any) -> dict[str, Tensor]:
+    """The same of Gemma 4: (N, 3, rows, cell, columns, cell) as patches, row by row, with their places."""
+    count, channels, rows, side, columns, _width = tiles.shape
+    pool = model.config.vision_config.pooling_kernel_size
+    patch = side // pool
+    split = tiles.reshape(count, channels, rows * pool, patch, columns * pool, patch).permute(0, 2, 4, 3, 5, 1)
+    down, across = torch.meshgrid(torch.arange(rows * pool), torch.arange(columns * pool), indexing="ij")
+    places = torch.stack([across, down], dim=-1).reshape(1, -1, 2).expand(count, -1, -1)
+    return {"pixel_values": split.reshape(count, len(places[0]), -1), "image_position_ids": places}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seeing:
     """What a family does with images."""
@@ -322,6 +385,8 @@ class Seeing:
     """Returns what the whole model reads of tiles, beside the tokens of a prompt."""
     has_grid_positions: bool = False
     """True if tokens of images have rows and columns as positions."""
+    layout: Literal["tiles", "rows"] = "tiles"
+    """Order of the embeddings of tiles (`ImagePrompt.layout`)."""
     attention: Literal["causal", "image", "prompt"] = "causal"
     """Which tokens attend to later ones (`ImagePrompt.attention`)."""
     chat_template: str | None = None
@@ -330,6 +395,10 @@ class Seeing:
     """Returns the fields of `ImagePrompt` that its processor says."""
     tiles: Callable[[Any], tuple[ImagePreprocessing, ImageTiles | None]] | None = None
     """Reads tiles from its image processor; None: an image is one."""
+    pads: tuple[str, ...] = ()
+    """Fields of its configuration with tokens that it reads as padding."""
+    refused: Callable[[Any], str] = lambda _config: ""
+    """Says why images of a model with a configuration cannot be read; empty: they can."""
 
 
 def _words_of_llava(processor: Any) -> dict[str, Any]:
@@ -357,6 +426,16 @@ def _words_of_internvl(processor: Any) -> dict[str, Any]:
         "before": processor.start_image_token,
         "after": processor.end_image_token,
     }
+
+
+def _words_of_gemma_4(processor: Any) -> dict[str, Any]:
+    token = processor.image_token
+    return {"marker": token, "embedding": token, "before": processor.boi_token, "after": processor.eoi_token}
+
+
+def _refused_of_gemma_4(config: Any) -> str:
+    both = config.get_text_config().use_bidirectional_attention
+    return f"some of its layers attend to later tokens (use_bidirectional_attention is {both!r})" if both else ""
 
 
 def _words_of_gemma(processor: Any) -> dict[str, Any]:
@@ -390,6 +469,21 @@ def _tiles_of_idefics(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | 
     )
 
 
+def _tiles_of_next(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    side = int(processor.size.shortest_edge or processor.size.height)
+    crop = processor.crop_size if processor.do_center_crop else None
+    if not processor.do_resize or (crop and (crop.height, crop.width) != (side, side)):
+        raise ValueError("images are not divided into squares of one size, as its kin do")
+    points = [(int(height), int(width)) for height, width in processor.image_grid_pinpoints]
+    if any(height % side or width % side for height, width in points):
+        raise ValueError(f"a resolution is not of whole tiles of {side} x {side} pixels")
+    resolutions = tuple((height // side, width // side) for height, width in points)
+    return (
+        ImagePreprocessing(height=side, width=side, resize="stretch", **normalization(processor)),
+        ImageTiles(fit="resolutions", resolutions=resolutions),
+    )
+
+
 def _tiles_of_internvl(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
     size = processor.size
     # Its processor divides images, whatever the settings of the image processor say.
@@ -420,7 +514,26 @@ def _cells_of_qwen(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | Non
     )
 
 
+def _cells_of_gemma(processor: Any) -> tuple[ImagePreprocessing, ImageTiles | None]:
+    if not processor.do_resize:
+        raise ValueError("images are not resized, as its kin do")
+    multiple = int(processor.patch_size * processor.pooling_kernel_size)
+    most = int(processor.max_soft_tokens)
+    side = int(most**0.5) * multiple
+    sizes = {"height": side, "width": side, "multiple": multiple, "max_pixels": most * multiple**2}
+    return ImagePreprocessing(resize="area", **sizes, **normalization(processor)), None
+
+
 _LLAVA: Final = Seeing(processor="LlavaProcessor", tower="vision_tower", embed=_embed_layers, words=_words_of_llava)
+_NEXT: Final = Seeing(
+    processor="LlavaNextProcessor",
+    tower="vision_tower",
+    embed=_embed_rows,
+    read=_read_whole_first,
+    layout="rows",
+    words=_words_of_llava,
+    tiles=_tiles_of_next,
+)
 _IDEFICS: Final = Seeing(
     processor="Idefics3Processor",  # that of SmolVLM does the same with images
     tower="vision_model",
@@ -449,6 +562,7 @@ _PIXTRAL: Final = Seeing(
 FAMILIES: Final[Mapping[str, Seeing]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "VipLlavaForConditionalGeneration": _LLAVA,
+    "LlavaNextForConditionalGeneration": _NEXT,
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "SmolVLMForConditionalGeneration": _IDEFICS,
     "Qwen2VLForConditionalGeneration": _QWEN,
@@ -458,6 +572,16 @@ FAMILIES: Final[Mapping[str, Seeing]] = {
     "Mistral3ForConditionalGeneration": _PIXTRAL,
     "Gemma3ForConditionalGeneration": Seeing(
         processor="Gemma3Processor", tower="vision_tower", attention="image", words=_words_of_gemma
+    ),
+    "Gemma4ForConditionalGeneration": Seeing(
+        processor="Gemma4Processor",
+        tower="vision_tower",
+        embed=_embed_gemma,
+        read=_read_placed,
+        words=_words_of_gemma_4,
+        tiles=_cells_of_gemma,
+        pads=("image_token_id", "video_token_id", "audio_token_id"),
+        refused=_refused_of_gemma_4,
     ),
     "PaliGemmaForConditionalGeneration": Seeing(
         processor="PaliGemmaProcessor",
@@ -489,11 +613,24 @@ class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
         """(B, 3, height, width) -> (B, M, D)."""
         return self._family.embed(self.model, pixel_values)
 
+    def hidden_states(self, input_ids: Tensor, position_ids: Tensor, attend: Attend) -> Tensor:
+        """(B, T), (B, T) -> (B, T, D)."""
+        return super().hidden_states(self._padded(input_ids), position_ids, attend)
+
+    def _padded(self, input_ids: Tensor) -> Tensor:
+        """Puts padding in the place of tokens that the family reads as such."""
+        config = cast("Any", self.model).config
+        for token in (getattr(config, name, None) for name in self._family.pads):
+            if token is not None:
+                input_ids = torch.where(input_ids == token, config.get_text_config().pad_token_id, input_ids)
+        return input_ids
+
     def hidden_states_with_media(
         self, input_ids: Tensor, position_ids: Tensor, attend: Attend, media: Sequence[Tensor]
     ) -> Tensor:
         """(B, T), (B, T), and (M,), (M, D), (B, T, 3) -> (B, T, D)."""
         places, embeddings, *offsets = media
+        input_ids = self._padded(input_ids)
         text = text_model(self.model)
         embedded = text.get_input_embeddings()(input_ids)  # (B, T, D)
         own, *further = torch.split(embeddings.to(embedded.dtype), embedded.shape[-1], dim=-1)
@@ -502,6 +639,8 @@ class HuggingFaceSeeingDecoder(HuggingFaceDecoder):
         if further:
             stacked = {"visual_pos_masks": places, "deepstack_visual_embeds": further}
             text._deepstack_process = _add_at  # noqa: SLF001 (it looks places up in a mask, which no graph can)
+        if getattr(text, "hidden_size_per_layer_input", 0):  # what each layer reads of tokens
+            stacked["per_layer_inputs"] = text.get_per_layer_inputs(input_ids, embedded)
         if offsets:
             position_ids = position_ids + offsets[0].permute(2, 0, 1)  # (3, B, T)
         return self._read(
@@ -529,6 +668,8 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
 
     def embed_images(self, pixel_values: Tensor) -> Tensor:
         """(B, 3, height, width) -> (B, M, D)."""
+        if self._family.layout == "rows":  # the library's function wants all tiles of an image
+            return self._family.embed(self.model, pixel_values)
         base = cast("Any", self.model).base_model
         given = self._family.read(pixel_values, torch.zeros(1, 1, dtype=torch.int64), self.model)
         given = {name: value for name, value in given.items() if name != "mm_token_type_ids"}
@@ -539,6 +680,13 @@ class OwnSeeingDecoder(OwnDecoder, OwnSight):
 
     def image_logits(self, images: Tensor, input_ids: Tensor, positions: Tensor, num_given: int) -> Tensor:
         """Tiles (N, 3, height, width), (1, T), (P,) -> (1, P, V)."""
+        if self._family.layout == "rows":
+            embedded = cast("Any", self.model).get_input_embeddings()(input_ids)
+            is_image = (input_ids == cast("Any", self.model).config.image_token_id)[..., None]
+            embedded = embedded.masked_scatter(is_image, self.embed_images(images))
+            with asked_logits(self.model, positions):
+                output = self.model(inputs_embeds=embedded, use_cache=False, return_dict=True)
+                return cast("Tensor", output.logits)
         with asked_logits(self.model, positions):
             given = dict(self._family.read(images, input_ids, self.model))
             given |= _token_types(self._family, input_ids, self.model, num_given)
@@ -610,17 +758,20 @@ def read_seeing_decoder(folder: ModelFolder) -> tuple[ExportSource, tuple[str, .
         return source, (*notes, f"images: {error}")
 
 
-def _open_processor(folder: ModelFolder, family: Seeing) -> Any:
-    """Opens a folder's processor without what reads videos, which needs torchvision."""
-    kind = getattr(transformers, family.processor) if isinstance(family.processor, str) else family.processor
+def open_processor(folder: ModelFolder, processor: str | type[ProcessorMixin]) -> Any:
+    """Opens a folder's processor, without what reads videos, which needs torchvision."""
+    kind = getattr(transformers, processor) if isinstance(processor, str) else processor
     loose = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     file = folder.path / PROCESSOR_FILE
     stated = json.loads(file.read_bytes()) if file.exists() else {}
-    known = inspect.signature(kind.__init__).parameters.keys() - {"image_processor", "tokenizer", "video_processor"}
+    takes = inspect.signature(kind.__init__).parameters.keys()
+    others = dict.fromkeys(takes & {"video_processor", "feature_extractor"})
+    known = takes - {"image_processor", "tokenizer", *others}
     tokenizer = folder.own_tokenizer()
     given = {name: value for name, value in stated.items() if name in known}
     template = tokenizer.chat_template or find_chat_template(folder.path)
-    return loose(open_image_processor(folder), tokenizer, **{**given, "chat_template": template})
+    parts: dict[str, Any] = {"image_processor": open_image_processor(folder), "tokenizer": tokenizer, **others}
+    return loose(**{**parts, **given, "chat_template": template})
 
 
 class _SightError(SourceError):
@@ -639,9 +790,11 @@ class _Sight:
         self._folder = folder
         self._family = family
         self._tiles: ImageTiles | None = None
+        if refused := family.refused(folder.config):
+            raise _SightError(refused)
         try:
             with quiet():
-                self._processor = _open_processor(folder, family)
+                self._processor = open_processor(folder, family.processor)
             self._preprocessing, is_bgr = (
                 read_preprocessing(folder) if family.tiles is None else (self._tile_preprocessing(family.tiles), False)
             )
@@ -700,10 +853,15 @@ class _Sight:
             least = count
         if least >= max_length:
             raise _SightError(f"one takes {least} tokens, and a text has {max_length} at most; allow more")
+        tiles = self._tiles
+        if self._family.layout == "rows":
+            assert tiles is not None, "an image that has rows of all tiles has tiles"
+            tiles = tiles.model_copy(update={"tile_rows": math.isqrt(demanded(count) - 1)})
         prompt = ImagePrompt(
             token=token,
             tokens_per_tile=count,
-            tiles=self._tiles,
+            tiles=tiles,
+            layout=self._family.layout,
             positions="grid" if self._family.has_grid_positions else "sequence",
             attention=self._family.attention,
             **words,
@@ -768,10 +926,32 @@ class _Sight:
             )
         tiles = torch.from_numpy(tiled.tiles)
         pixels = np.asarray(expected["pixel_values"])
-        ours = self._family.read(tiles, torch.from_numpy(ids), model)["pixel_values"].numpy().reshape(pixels.shape)
+        read = self._family.read(tiles, torch.from_numpy(ids), model)["pixel_values"].numpy()
+        if read.ndim == pixels.ndim == 3:  # some fill up with what is no patch
+            pixels = pixels[:, : read.shape[1]]
+        ours = read.reshape(pixels.shape)
         difference = float(np.abs(ours - pixels).max()) * max(self._preprocessing.std)
         if not difference <= LEVEL * 1.01:
             raise _SightError(
                 f"one {where} is prepared in a way that a bundle cannot say (the largest difference is "
                 f"{255 * difference:.1f} levels, a level of rounding is allowed)"
             )
+        if prompt.layout == "rows":
+            self._check_rows(prompt, tiled, model, where)
+
+    def _check_rows(self, prompt: ImagePrompt, tiled: TiledImage, model: nn.Module, where: str) -> None:
+        """Compares the order of an image's embeddings with that of `transformers`.
+
+        Raises:
+            _SightError: It is another.
+        """
+        tiles = torch.from_numpy(tiled.tiles)
+        with torch.inference_mode():
+            read = self._family.read(tiles, tiles, model)
+            size = torch.tensor([[tiled.height, tiled.width]])
+            whole = cast("Any", model).base_model.get_image_features(**read, image_sizes=size, return_dict=True)
+            embedded = self._family.embed(model, tiles).float().numpy()
+        [found], [expected] = arranged(prompt, tiled.grid, list(embedded)), whole.pooler_output
+        theirs = expected.float().numpy()
+        if found.shape != theirs.shape or not np.allclose(found, theirs, rtol=0, atol=1e-4 * np.abs(theirs).max()):
+            raise _SightError(f"the embeddings of one {where} are in another order than those of transformers")

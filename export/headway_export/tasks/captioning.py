@@ -14,11 +14,12 @@ from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of
 from headway_export.inputs import DecoderText, Draw
 from headway_export.parity import BATCH_SIZES, sample_images
 from headway_export.quality import NUM_EXAMPLES, Quality, figure_of, quoted, write_greedily
-from headway_export.source import EvaluationData, ExportSource
+from headway_export.source import EvaluationData, ExportSource, Readable
 from headway_export.tasks.task import Metric
 from headway_export.tasks.text_to_text import EncoderDecoder, framed
-from headway_export.tracing import Traceable
-from headway_server.bundles import Limits, PatchGrid, TensorSpec
+from headway_export.tracing import Traceable, make_spec
+from headway_server.bundles import Limits, PatchGrid, TensorSpec, demanded
+from headway_server.tasks.captioning.model import framed_question
 from headway_training.metrics import caption_cider, caption_meteor
 from headway_training.models.protocols import ImageToText
 
@@ -33,8 +34,9 @@ class Captioning(EncoderDecoder):
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads the grid of an image, and the length of captions."""
-        length = int(cast("Any", module).max_target_length)
-        return Limits(max_input_tokens=_patches(module).num_tokens, max_total_tokens=length)
+        asked = cast("Any", module)
+        most = int(asked.max_source_length) if _reads_questions(module) else _patches(module).num_tokens
+        return Limits(max_input_tokens=most, max_total_tokens=int(asked.max_target_length))
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
         """Reads images, and captions by language."""
@@ -48,13 +50,18 @@ class Captioning(EncoderDecoder):
         return {"patches": _patches(source.module)}
 
     def encoder_inputs(self, asked: Traceable) -> list[TensorSpec]:
-        """Pixels."""
-        return [asked.pixels]
+        """Pixels, and the tokens of a question behind those of its image."""
+        if not _reads_questions(asked.module):
+            return [asked.pixels]
+        return [
+            asked.pixels,
+            *(make_spec(name, "int64", "batch", "length") for name in ("input_ids", "attention_mask")),
+        ]
 
-    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
-        """Yields the pixels of images."""
+    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[Sequence[Readable]]:
+        """Yields the pixels of images, with questions of several tasks."""
         images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
-        yield from (list(images[:batch_size]) for batch_size in BATCH_SIZES)
+        yield from (_with_questions(source, list(images[:batch_size])) for batch_size in BATCH_SIZES)
 
     def references(self, data: EvaluationData) -> Sequence[str]:
         """Returns captions of all languages."""
@@ -65,12 +72,14 @@ class Captioning(EncoderDecoder):
         pixels = pixel_values_of(source, data.images)
         for language, captions in data.captions.items():
             start = source.caption_start(language)
-            for image, ids in zip(pixels, source.encode([several[0] for several in captions]), strict=True):
+            images = _with_questions(source, list(pixels), of_tasks=False)
+            for image, ids in zip(images, source.encode([several[0] for several in captions]), strict=True):
                 yield framed(source, start, ids, image)
 
-    def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[Readable, NDArray[np.int64]]]:
         """Returns images, in drawn languages."""
-        return [(item["pixel_values"], draw.source.caption_start(draw.languages()[1])) for item in draw.pixels(count)]
+        read = _with_questions(draw.source, [item["pixel_values"] for item in draw.pixels(count)])
+        return [(one, draw.source.caption_start(draw.languages()[1])) for one in read]
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """CIDEr-D of greedy captions, the mean of the languages."""
@@ -97,11 +106,37 @@ def _patches(module: nn.Module) -> PatchGrid:
     return PatchGrid(rows=rows, columns=columns, has_class_token=leading > 0, num_registers=max(leading - 1, 0))
 
 
+def _reads_questions(module: nn.Module) -> bool:
+    """True if the encoder of a module reads a text behind an image."""
+    return bool(getattr(module, "reads_questions", False))
+
+
+def _with_questions(
+    source: ExportSource, images: Sequence[NDArray[np.float32]], *, of_tasks: bool = True
+) -> list[Readable]:
+    """Returns what the encoder reads of images, (3, height, width), with the questions of all tasks or the default."""
+    question = source.image_question
+    if question is None:
+        return list(images)
+    assert source.tokenizer is not None, "a text model has its tokenizer"
+    names = (list(question.tasks) if of_tasks else []) or [question.default]
+    texts = [demanded(question.spelled_out(name)) for name in names]
+    ids = [np.array(source.tokenizer.encode(text, add_special_tokens=False).ids, np.int64) for text in texts]
+    grid = _patches(source.module)
+    return [
+        {"pixel_values": image, "input_ids": framed_question(question, grid, ids[index % len(ids)])}
+        for index, image in enumerate(images)
+    ]
+
+
 def _caption(candidate: Candidate, images: NDArray[np.uint8], language: str) -> list[str]:
     """Writes captions of images greedily, in fixed batches."""
     source = candidate.source
     batches = range(0, len(images), NUM_ROWS)
-    pixels = (list(pixel_values_of(source, images[first : first + NUM_ROWS])) for first in batches)
+    pixels = (
+        _with_questions(source, list(pixel_values_of(source, images[first : first + NUM_ROWS])), of_tasks=False)
+        for first in batches
+    )
     return write_greedily(candidate, pixels, source.caption_start(language))
 
 

@@ -131,6 +131,8 @@ class ImageGeneration(ExportTask):
             )
             graphs = (trace_graph("text_encoder", asked.module, DiffusionTextGraph(module), [ids, mask]),)
             rows += [make_spec("text", "float32", "batch", shape.max_length, shape.d_model), text_mask]
+        further: Mapping[str, tuple[int, ...]] = getattr(module, "further_inputs", {})
+        rows += [make_spec(name, "float32", "batch", *axes) for name, axes in further.items()]
         return TracedModel(
             graphs=(
                 trace_graph("denoiser", asked.module, DenoiserGraph(module), rows),
@@ -305,7 +307,14 @@ def _condition(graphs: Mapping[str, BatchGraph], row: Tensors) -> Tensors:
     if "text_encoder" not in graphs:
         return {"label": row["label"]}
     [found] = run_batch(graphs["text_encoder"], [row])
-    return {**found, "text_mask": row["attention_mask"]}
+    drawn = np.random.default_rng(SEED)
+    condition: dict[str, NDArray[Any]] = {"text": found["text"], "text_mask": row["attention_mask"]}
+    for spec in graphs["denoiser"].session.graph.inputs[len(("latent", "timestep", *condition)) :]:
+        axes = tuple(axis for axis in spec.shape[1:] if isinstance(axis, int))
+        condition[spec.name] = found[spec.name] if spec.name in found else drawn.standard_normal(axes, np.float32)
+        if spec.name == "inpainting":
+            condition[spec.name][0] = condition[spec.name][0] > 0  # the mask
+    return condition
 
 
 def _latent_shape(candidate: Candidate) -> tuple[int, int, int]:
@@ -344,12 +353,11 @@ class DenoiserGraph(nn.Module):
         self.module = module.denoiser
         self.prediction: str = getattr(module, "prediction", "velocity")
 
-    def forward(self, latent: Tensor, timestep: Tensor, what: Tensor, *text_mask: Tensor) -> Outputs:
+    def forward(self, latent: Tensor, timestep: Tensor, *conditions: Tensor) -> Outputs:
         """The inputs of `Denoiser`, floats as float32 -> float32, named by what is predicted."""
         dtype = float_dtype(self.module)
-        if what.is_floating_point():
-            what = what.to(dtype)
-        return {self.prediction: self.module(latent.to(dtype), timestep, what, *text_mask).float()}
+        read = [one.to(dtype) if one.is_floating_point() else one for one in conditions]
+        return {self.prediction: self.module(latent.to(dtype), timestep, *read).float()}
 
 
 class DiffusionTextGraph(nn.Module):
@@ -360,9 +368,11 @@ class DiffusionTextGraph(nn.Module):
         self.module = module.text_encoder
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Outputs:
-        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D)."""
+        """int64 (B, T), and int64 (B, T), 1 at tokens and 0 at padding -> float32 (B, T, D), and perhaps (B, P)."""
         assert self.module is not None, "only a model that draws texts has this graph"
-        return {"text": self.module(input_ids, attention_mask).float()}
+        found = self.module(input_ids, attention_mask)
+        states = found if isinstance(found, tuple) else (found,)
+        return {name: one.float() for name, one in zip(("text", "pooled"), states, strict=False)}
 
 
 class LatentDecoderGraph(nn.Module):

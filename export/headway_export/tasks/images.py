@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,15 +16,30 @@ from torch import nn
 
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
 from headway_export.inputs import NUM_CALIBRATED, Draw, apart, evenly, image_items, image_positions
-from headway_export.parity import BATCH_SIZES, Comparison, sample_images
+from headway_export.parity import BATCH_SIZES, SEED, Comparison, sample_images
 from headway_export.reference import Reference
 from headway_export.source import EvaluationData, ExportSource, read_images
 from headway_export.tasks.stateless import Embedding, Stateless
 from headway_export.tasks.task import Metric
 from headway_export.tracing import Traceable
 from headway_server.batching import Tensors
-from headway_server.bundles import Limits, TensorSpec
+from headway_server.bundles import ImagePreprocessing, Limits, TensorSpec, demanded
 from headway_training.checkpoint import Checkpoint
+
+_SHARES: Final = ((1.0, 1.0), (0.5, 0.75), (0.5, 0.25))
+"""Height and width of compared images where a model reads many sizes, as shares of the usual ones."""
+
+
+def size_of(image: ImagePreprocessing, of_height: float, of_width: float) -> tuple[int, int]:
+    """Returns height and width of an image, as shares of the usual ones; the usual ones if all have one size."""
+    if not image.keeps_proportions:
+        return image.height, image.width
+    whole = 1.0 if image.resize != "multiple" else 0.5  # which states no size but the largest
+    height, width = (
+        max(1, int(whole * share * side / image.multiple)) * image.multiple
+        for share, side in ((of_height, image.height), (of_width, image.width))
+    )
+    return height, width
 
 
 class ImageTask(Stateless):
@@ -56,8 +71,14 @@ class ImageTask(Stateless):
             comparison.num_shapes += 1
 
     def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
-        """Yields images."""
+        """Yields images, of several sizes if the model reads many."""
         source = candidate.source
+        if (image := demanded(source.image_preprocessing)).keeps_proportions:
+            random = np.random.default_rng(SEED)
+            for batch_size, shares in zip(BATCH_SIZES, _SHARES, strict=True):
+                drawn = random.integers(0, 256, (batch_size, *size_of(image, *shares), 3)).astype(np.uint8)
+                yield [{"pixel_values": pixels} for pixels in pixel_values_of(source, drawn)]
+            return
         images = pixel_values_of(source, sample_images(source, max(BATCH_SIZES)))
         for batch_size in BATCH_SIZES:
             yield [{"pixel_values": image} for image in images[:batch_size]]

@@ -16,24 +16,22 @@ from torch import nn
 
 from headway_export import synthetic
 from headway_export.agreement import Rows
-from headway_export.candidate import Candidate, pixel_values_of, run_batch
+from headway_export.candidate import Candidate, run_batch
 from headway_export.graphs import StatelessGraph
 from headway_export.inputs import NUM_MASKED, Draw, Inputs, image_items, places
-from headway_export.parity import BATCH_SIZES, SEED, Comparison
+from headway_export.parity import Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
 from headway_export.tasks.detection import compare_labels, encoder_of, judged_labels
-from headway_export.tasks.images import ImageTask
+from headway_export.tasks.images import ImageTask, size_of
 from headway_export.tasks.task import NOT_LOOKED_AT
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
-from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import ImagePreprocessing, Limits, Manifest, demanded
+from headway_server.batching import BatchGraph
+from headway_server.bundles import Limits, Manifest, demanded
 from headway_server.tasks.outputs import EMBEDDING, LOGITS, log_softmax
 from headway_server.tasks.pixels.model import DEPTH
 from headway_server.tasks.pixels.zero_shot import FEATURES, MAX_LABELS
 
-_SHARES: Final = ((1.0, 1.0), (0.5, 0.75), (0.5, 0.25))
-"""Height and width of compared images where a model reads many sizes, as shares of the usual ones."""
 _NUM_CELLS: Final = 512
 """Cells of an image that are judged, evenly from all of them."""
 
@@ -70,13 +68,6 @@ class _PixelTask(ImageTask):
             ]
         return super().image_limits(manifest)
 
-    def attention_items(self, candidate: Candidate) -> Iterator[list[Tensors]]:
-        """Yields images, of several sizes if the model reads many."""
-        image, random = demanded(candidate.source.image_preprocessing), np.random.default_rng(SEED)
-        for batch_size, shares in zip(BATCH_SIZES, _SHARES, strict=True):
-            drawn = random.integers(0, 256, (batch_size, *_size(image, *shares), 3)).astype(np.uint8)
-            yield [{"pixel_values": pixels} for pixels in pixel_values_of(candidate.source, drawn)]
-
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Compares the cells of batches of images."""
         graph = candidate.open_stateless()
@@ -101,7 +92,7 @@ class _PixelTask(ImageTask):
         if source.images is not None:
             items = draw.pixels(count)
         else:
-            size = _size(demanded(source.image_preprocessing), 1, 1)
+            size = size_of(demanded(source.image_preprocessing), 1, 1)
             items = list(image_items(source, synthetic.draw_images(count, *size, draw.generator)))
         return items, items
 
@@ -116,18 +107,6 @@ class _PixelTask(ImageTask):
     @abstractmethod
     def judged(self, source: ExportSource, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Returns the rows that variants are judged by."""
-
-
-def _size(image: ImagePreprocessing, of_height: float, of_width: float) -> tuple[int, int]:
-    """Returns height and width of an image, as shares of the usual ones; the usual ones if all have one size."""
-    if not image.keeps_proportions:
-        return image.height, image.width
-    whole = 1.0 if image.resize != "multiple" else 0.5  # which states no size but the largest
-    height, width = (
-        max(1, int(whole * share * side / image.multiple)) * image.multiple
-        for share, side in ((of_height, image.height), (of_width, image.width))
-    )
-    return height, width
 
 
 class PixelLabels(_PixelTask):

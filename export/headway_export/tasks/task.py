@@ -271,7 +271,7 @@ class ExportTask(ABC):
     def image_limits(self, manifest: Manifest) -> list[str]:
         """Says what becomes of images, a sentence each; for a model that has their preprocessing."""
         image = demanded(manifest.image_preprocessing)
-        if image.has_cells:
+        if image.has_cells or image.resize == "patches":
             side = image.multiple
             return [
                 f"An image keeps its proportions, and becomes at most {image.most_cells:,} squares of {side} x {side}."

@@ -18,7 +18,7 @@ from torch import nn
 
 from headway_export import parity, tracing
 from headway_export.agreement import Rows, distributions
-from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, open_sources
+from headway_export.candidate import NUM_ROWS, Candidate, encode_sources, named_source, open_sources
 from headway_export.errors import ParityError, SourceError
 from headway_export.graphs import (
     CrossDecoderGraph,
@@ -31,7 +31,7 @@ from headway_export.inputs import LENGTHS, DecoderText, Draw, Inputs, affordable
 from headway_export.quality import NUM_EXAMPLES, Quality, by_length, decode_greedily, figure_of, quoted
 from headway_export.reference import Reference, TargetAnswers
 from headway_export.rewriting import RankLogits
-from headway_export.source import EvaluationData, ExportSource, read_rows, validated
+from headway_export.source import EvaluationData, ExportSource, Readable, read_rows, validated
 from headway_export.spool import spooled
 from headway_export.tasks.task import ExportTask, Metric
 from headway_server.batching import Tensors
@@ -108,10 +108,10 @@ class EncoderDecoder(ExportTask):
             batch.compare_given(
                 [np.append(tokens.bos, written[row][: length - 1]) for row, length in enumerate(lengths)]
             )
-            comparison.num_shapes += len({source.shape for source in sources}) + len(set(lengths))
+            comparison.num_shapes += len(set(map(_shape_of, sources))) + len(set(lengths))
 
     @abstractmethod
-    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[list[NDArray[Any]]]:
+    def source_batches(self, source: ExportSource, vocab_size: int, limit: int) -> Iterator[Sequence[Readable]]:
         """Yields batches of what the encoder reads, one for each of `BATCH_SIZES`."""
 
     def references(self, data: EvaluationData) -> Sequence[str]:
@@ -134,7 +134,7 @@ class EncoderDecoder(ExportTask):
         """Yields sources with what is to be written of them."""
 
     @abstractmethod
-    def draw_sources(self, draw: Draw, count: int, most: int) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
+    def draw_sources(self, draw: Draw, count: int, most: int) -> Sequence[tuple[Readable, NDArray[np.int64]]]:
         """Returns sources, `most` of them at most where they are given, and what the decoder is given of each."""
 
     def source_positions(self, limit: int) -> int:
@@ -145,7 +145,7 @@ class EncoderDecoder(ExportTask):
         """Lets the model write of sources."""
         source, count = draw.source, self._num_sources(draw.source)
         num_others = max(_SOURCES_AT_A_TIME, count // 2)
-        read = self.draw_sources(draw, count + num_others, 2 * count)
+        read = [*self.draw_sources(draw, count + num_others, 2 * count)]
         if source.texts or source.recordings or source.images is not None:
             judged, others = apart(read)
             few = judged[:count]
@@ -155,7 +155,7 @@ class EncoderDecoder(ExportTask):
         texts = self._write_of(draw, judged)
         return texts, texts if judged is calibration else self._write_of(draw, calibration)
 
-    def _write_of(self, draw: Draw, sources: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> list[DecoderText]:
+    def _write_of(self, draw: Draw, sources: Sequence[tuple[Readable, NDArray[np.int64]]]) -> list[DecoderText]:
         """Writes of each source twice, and of one up to the model's limit."""
         source, tokens = draw.source, draw.source.special_tokens
         limit = source.limits.max_total_tokens
@@ -305,7 +305,7 @@ class _SourceBatch:
     session: Session
     reference: Reference
     comparison: parity.Comparison
-    sources: Sequence[NDArray[Any]]
+    sources: Sequence[Readable]
     encoded: Sequence[CrossTensors]
 
     def compare_decoding(self, bos: int, never: Sequence[int]) -> None:
@@ -317,7 +317,7 @@ class _SourceBatch:
         """
         num_sources = len(self.sources)
         num_beams = _NUM_BEAMS if 1 < num_sources <= max(parity.BATCH_SIZES) // _NUM_BEAMS else 1
-        where = f"batch {num_sources}, sources {[source.shape for source in self.sources]}, {num_beams} rows each"
+        where = f"batch {num_sources}, sources {[_shape_of(source) for source in self.sources]}, {num_beams} rows each"
         chosen, steps = self._decode(bos, never, num_beams, where)
         for row in range(num_sources * num_beams):
             found = _Part(np.arange(len(steps)), np.stack([step[row] for step in steps]))
@@ -407,7 +407,7 @@ class _SourceBatch:
             )
 
     def _compare(
-        self, source: NDArray[Any], target: NDArray[np.int64], found: Sequence[_Part], where: str
+        self, source: Readable, target: NDArray[np.int64], found: Sequence[_Part], where: str
     ) -> TargetAnswers:
         """Compares logits after tokens of a target, (T,), in parts; returns what PyTorch answers to all of them."""
         positions = np.concatenate([part.positions for part in found])
@@ -450,10 +450,15 @@ def _sample_targets(candidate: Candidate, references: Sequence[str], never: Sequ
     return list(np.random.default_rng(parity.SEED).choice(allowed, (rows, length)))
 
 
-def framed(source: ExportSource, start: NDArray[np.int64], ids: NDArray[np.int64], read: NDArray[Any]) -> DecoderText:
+def framed(source: ExportSource, start: NDArray[np.int64], ids: NDArray[np.int64], read: Readable) -> DecoderText:
     """Returns a target that begins with what is given and is cut at the limit."""
     target = np.concatenate([start, ids])[: source.limits.max_total_tokens]
     return DecoderText(token_ids=target, num_given=len(start), source=read)
+
+
+def _shape_of(source: Readable) -> tuple[int, ...]:
+    """Returns the axes of all that an encoder reads of a source."""
+    return tuple(size for tensor in named_source(source).values() for size in tensor.shape)
 
 
 def _repeated(text: DecoderText, limit: int) -> DecoderText:

@@ -26,7 +26,7 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n headway/v1/caption_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xe1\x01\n\x13\x43\x61ptionImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x10\n\x08language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08prefixes\x18\x07 \x03(\t\x12\x19\n\x11include_attention\x18\x08 \x01(\x08\"K\n\x0c\x43\x61ptionToken\x12\"\n\x04span\x18\x01 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12\x17\n\x0fpatch_attention\x18\x02 \x03(\x02\"\xbd\x01\n\x11\x43\x61ptionHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12(\n\x06tokens\x18\x06 \x03(\x0b\x32\x18.headway.v1.CaptionToken\"\xff\x02\n\x0cImageCaption\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhypotheses\x18\x07 \x03(\x0b\x32\x1d.headway.v1.CaptionHypothesis\x12(\n\x06tokens\x18\x08 \x03(\x0b\x32\x18.headway.v1.CaptionToken\x12\x17\n\x0fpatch_row_count\x18\t \x01(\x05\x12\x1a\n\x12patch_column_count\x18\n \x01(\x05\x12\"\n\tseen_part\x18\x0b \x01(\x0b\x32\x0f.headway.v1.Box\x12\r\n\x05width\x18\x0c \x01(\x05\x12\x0e\n\x06height\x18\r \x01(\x05\x42\x07\n\x05_seed\"\x92\x01\n\x14\x43\x61ptionImageResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.headway.v1.ImageCaption\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xd3\x01\n\x19StreamCaptionImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12\x10\n\x08language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x0e\n\x06prefix\x18\x07 \x01(\t\x12\x19\n\x11include_attention\x18\x08 \x01(\x08\"\xc4\x01\n\x1aStreamCaptionImageResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.headway.v1.ImageCaption\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xca\x01\n\x0e\x43\x61ptionService\x12Q\n\x0c\x43\x61ptionImage\x12\x1f.headway.v1.CaptionImageRequest\x1a .headway.v1.CaptionImageResponse\x12\x65\n\x12StreamCaptionImage\x12%.headway.v1.StreamCaptionImageRequest\x1a&.headway.v1.StreamCaptionImageResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n headway/v1/caption_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\xf4\x01\n\x13\x43\x61ptionImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x10\n\x08language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x10\n\x08prefixes\x18\x07 \x03(\t\x12\x19\n\x11include_attention\x18\x08 \x01(\x08\x12\x11\n\tquestions\x18\t \x03(\t\"K\n\x0c\x43\x61ptionToken\x12\"\n\x04span\x18\x01 \x01(\x0b\x32\x14.headway.v1.TextSpan\x12\x17\n\x0fpatch_attention\x18\x02 \x03(\x02\"\xbd\x01\n\x11\x43\x61ptionHypothesis\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12(\n\x06tokens\x18\x06 \x03(\x0b\x32\x18.headway.v1.CaptionToken\"\xff\x02\n\x0cImageCaption\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x17\n\x0flog_probability\x18\x02 \x01(\x02\x12\r\n\x05score\x18\x03 \x01(\x02\x12/\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x18.headway.v1.FinishReason\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12\x31\n\nhypotheses\x18\x07 \x03(\x0b\x32\x1d.headway.v1.CaptionHypothesis\x12(\n\x06tokens\x18\x08 \x03(\x0b\x32\x18.headway.v1.CaptionToken\x12\x17\n\x0fpatch_row_count\x18\t \x01(\x05\x12\x1a\n\x12patch_column_count\x18\n \x01(\x05\x12\"\n\tseen_part\x18\x0b \x01(\x0b\x32\x0f.headway.v1.Box\x12\r\n\x05width\x18\x0c \x01(\x05\x12\x0e\n\x06height\x18\r \x01(\x05\x42\x07\n\x05_seed\"\x92\x01\n\x14\x43\x61ptionImageResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.headway.v1.ImageCaption\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\"\xe5\x01\n\x19StreamCaptionImageRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\r\n\x05image\x18\x03 \x01(\x0c\x12\x10\n\x08image_id\x18\x04 \x01(\t\x12\x10\n\x08language\x18\x05 \x01(\t\x12\x32\n\nparameters\x18\x06 \x01(\x0b\x32\x1e.headway.v1.DecodingParameters\x12\x0e\n\x06prefix\x18\x07 \x01(\t\x12\x19\n\x11include_attention\x18\x08 \x01(\x08\x12\x10\n\x08question\x18\t \x01(\t\"\xc4\x01\n\x1aStreamCaptionImageResponse\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.headway.v1.ImageCaption\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings\x12\x12\n\ntext_delta\x18\x04 \x01(\t\x12\x17\n\x0fnew_token_count\x18\x05 \x01(\x05\x32\xca\x01\n\x0e\x43\x61ptionService\x12Q\n\x0c\x43\x61ptionImage\x12\x1f.headway.v1.CaptionImageRequest\x1a .headway.v1.CaptionImageResponse\x12\x65\n\x12StreamCaptionImage\x12%.headway.v1.StreamCaptionImageRequest\x1a&.headway.v1.StreamCaptionImageResponse0\x01\x42L\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,19 +39,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPTIONIMAGEREQUEST'].fields_by_name['image_ids']._loaded_options = None
   _globals['_CAPTIONIMAGEREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\002 @'
   _globals['_CAPTIONIMAGEREQUEST']._serialized_start=98
-  _globals['_CAPTIONIMAGEREQUEST']._serialized_end=323
-  _globals['_CAPTIONTOKEN']._serialized_start=325
-  _globals['_CAPTIONTOKEN']._serialized_end=400
-  _globals['_CAPTIONHYPOTHESIS']._serialized_start=403
-  _globals['_CAPTIONHYPOTHESIS']._serialized_end=592
-  _globals['_IMAGECAPTION']._serialized_start=595
-  _globals['_IMAGECAPTION']._serialized_end=978
-  _globals['_CAPTIONIMAGERESPONSE']._serialized_start=981
-  _globals['_CAPTIONIMAGERESPONSE']._serialized_end=1127
-  _globals['_STREAMCAPTIONIMAGEREQUEST']._serialized_start=1130
-  _globals['_STREAMCAPTIONIMAGEREQUEST']._serialized_end=1341
-  _globals['_STREAMCAPTIONIMAGERESPONSE']._serialized_start=1344
-  _globals['_STREAMCAPTIONIMAGERESPONSE']._serialized_end=1540
-  _globals['_CAPTIONSERVICE']._serialized_start=1543
-  _globals['_CAPTIONSERVICE']._serialized_end=1745
+  _globals['_CAPTIONIMAGEREQUEST']._serialized_end=342
+  _globals['_CAPTIONTOKEN']._serialized_start=344
+  _globals['_CAPTIONTOKEN']._serialized_end=419
+  _globals['_CAPTIONHYPOTHESIS']._serialized_start=422
+  _globals['_CAPTIONHYPOTHESIS']._serialized_end=611
+  _globals['_IMAGECAPTION']._serialized_start=614
+  _globals['_IMAGECAPTION']._serialized_end=997
+  _globals['_CAPTIONIMAGERESPONSE']._serialized_start=1000
+  _globals['_CAPTIONIMAGERESPONSE']._serialized_end=1146
+  _globals['_STREAMCAPTIONIMAGEREQUEST']._serialized_start=1149
+  _globals['_STREAMCAPTIONIMAGEREQUEST']._serialized_end=1378
+  _globals['_STREAMCAPTIONIMAGERESPONSE']._serialized_start=1381
+  _globals['_STREAMCAPTIONIMAGERESPONSE']._serialized_end=1577
+  _globals['_CAPTIONSERVICE']._serialized_start=1580
+  _globals['_CAPTIONSERVICE']._serialized_end=1782
 # @@protoc_insertion_point(module_scope)

@@ -33,6 +33,7 @@ class CaptionImageRequest(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PREFIXES_FIELD_NUMBER: _builtins.int
     INCLUDE_ATTENTION_FIELD_NUMBER: _builtins.int
+    QUESTIONS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that writes captions; required if there are several."""
     model_version: _builtins.str
@@ -61,6 +62,12 @@ class CaptionImageRequest(_message.Message):
         White space at its end is ignored.
         """
 
+    @_builtins.property
+    def questions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the model is asked about each image, such as "<OD>" of Florence-2: none, or one for each image, where an empty
+        one means the model's default. A model that reads no text with an image refuses it.
+        """
+
     def __init__(
         self,
         *,
@@ -72,10 +79,11 @@ class CaptionImageRequest(_message.Message):
         parameters: _common_pb2.DecodingParameters | None = ...,
         prefixes: _abc.Iterable[_builtins.str] | None = ...,
         include_attention: _builtins.bool = ...,
+        questions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_ids", b"image_ids", "images", b"images", "include_attention", b"include_attention", "language", b"language", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "prefixes", b"prefixes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_ids", b"image_ids", "images", b"images", "include_attention", b"include_attention", "language", b"language", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "prefixes", b"prefixes", "questions", b"questions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,6 +295,7 @@ class StreamCaptionImageRequest(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     PREFIX_FIELD_NUMBER: _builtins.int
     INCLUDE_ATTENTION_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model that writes captions; required if there are several."""
     model_version: _builtins.str
@@ -301,6 +310,8 @@ class StreamCaptionImageRequest(_message.Message):
     """Prefix of the caption; the first delta has it. White space at its end is ignored. Default: none."""
     include_attention: _builtins.bool
     """True returns the attention of each token in the last message."""
+    question: _builtins.str
+    """What the model is asked about the image. Default: the model's. A model that reads no text with an image refuses it."""
     @_builtins.property
     def parameters(self) -> _common_pb2.DecodingParameters:
         """How to decode. beam_size must be 1, since a beam search may revise text that was already sent; max_length_ratio
@@ -318,10 +329,11 @@ class StreamCaptionImageRequest(_message.Message):
         parameters: _common_pb2.DecodingParameters | None = ...,
         prefix: _builtins.str = ...,
         include_attention: _builtins.bool = ...,
+        question: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["parameters", b"parameters"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "include_attention", b"include_attention", "language", b"language", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "image_id", b"image_id", "include_attention", b"include_attention", "language", b"language", "model", b"model", "model_version", b"model_version", "parameters", b"parameters", "prefix", b"prefix", "question", b"question"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

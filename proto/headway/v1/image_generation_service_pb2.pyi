@@ -34,6 +34,16 @@ class _DiffusionSamplerEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Diff
     """DPM-Solver++, second order, multistep; good from about 10 steps."""
     DIFFUSION_SAMPLER_EULER: _DiffusionSampler.ValueType  # 3
     """Euler's method."""
+    DIFFUSION_SAMPLER_EULER_ANCESTRAL: _DiffusionSampler.ValueType  # 4
+    """Euler's method with new noise in each step. This and the following: for models of a discrete schedule."""
+    DIFFUSION_SAMPLER_DDPM: _DiffusionSampler.ValueType  # 5
+    """DDPM, with new noise in each step."""
+    DIFFUSION_SAMPLER_PNDM: _DiffusionSampler.ValueType  # 6
+    """PNDM, linear multistep of fourth order; it makes a step more than it is asked for."""
+    DIFFUSION_SAMPLER_UNIPC: _DiffusionSampler.ValueType  # 7
+    """UniPC, second order, multistep with a corrector."""
+    DIFFUSION_SAMPLER_LCM: _DiffusionSampler.ValueType  # 8
+    """Latent consistency models, with new noise in each step; good from about 4 steps of a model made for it."""
 
 class DiffusionSampler(_DiffusionSampler, metaclass=_DiffusionSamplerEnumTypeWrapper):
     """The solver that leads from noise to an image."""
@@ -46,6 +56,16 @@ DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M: DiffusionSampler.ValueType  # 2
 """DPM-Solver++, second order, multistep; good from about 10 steps."""
 DIFFUSION_SAMPLER_EULER: DiffusionSampler.ValueType  # 3
 """Euler's method."""
+DIFFUSION_SAMPLER_EULER_ANCESTRAL: DiffusionSampler.ValueType  # 4
+"""Euler's method with new noise in each step. This and the following: for models of a discrete schedule."""
+DIFFUSION_SAMPLER_DDPM: DiffusionSampler.ValueType  # 5
+"""DDPM, with new noise in each step."""
+DIFFUSION_SAMPLER_PNDM: DiffusionSampler.ValueType  # 6
+"""PNDM, linear multistep of fourth order; it makes a step more than it is asked for."""
+DIFFUSION_SAMPLER_UNIPC: DiffusionSampler.ValueType  # 7
+"""UniPC, second order, multistep with a corrector."""
+DIFFUSION_SAMPLER_LCM: DiffusionSampler.ValueType  # 8
+"""Latent consistency models, with new noise in each step; good from about 4 steps of a model made for it."""
 Global___DiffusionSampler: _TypeAlias = DiffusionSampler  # noqa: Y015
 
 @_typing.final
@@ -60,10 +80,10 @@ class DiffusionParameters(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
     step_count: _builtins.int
-    """Steps from noise to the image. Range 1 to 250. Default 20."""
+    """Steps from noise to the image. Range 1 to 250. Default 20, or the model's own number."""
     guidance_scale: _builtins.float
-    """Scale of classifier-free guidance away from the negative prompt. Range 1 to 30; 1 turns guidance off and takes half
-    the time. Default 3.
+    """Scale of classifier-free guidance away from the negative prompt. Range 0 to 30; up to 1 there is no guidance, which
+    takes half the time. Default 3, or the model's own scale.
     """
     sampler: Global___DiffusionSampler.ValueType
     """The solver. Default: the model's own, for models of this project DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M."""
@@ -72,8 +92,8 @@ class DiffusionParameters(_message.Message):
     have the seeds after it. Default: random, and returned with each image.
     """
     strength: _builtins.float
-    """Share of the steps that are run, the last ones, with an image to start from. Range above 0, to 1; at 1 nothing of
-    that image is left. Default 0.8, or 1 with a mask.
+    """Share of the steps that are run, the last ones, with an image to start from. Range above 0, to 1; at 1 hardly
+    anything of that image is left. Default 0.8, or 1 with a mask.
     """
     def __init__(
         self,

@@ -81,6 +81,8 @@ TEXT_DIFFUSION_TENSORS = DIFFUSION_TENSORS | {
     "text_encoder": (("input_ids", "attention_mask"), ("text",)),
 }
 """Inputs and outputs of the graphs of a text-conditional diffusion model."""
+MORE_DIFFUSION_TENSORS = {"denoiser": ("pooled", "inpainting", "guidance"), "text_encoder": ("pooled",)}
+"""Inputs of a denoiser after these, and outputs of a text encoder, each of which a model may have."""
 BBOX = "bbox"
 """Input of a token classifier that reads pages: the box of each token, (batch, length, 4), as `WordBoxes` says. Its
 padding is 0."""
@@ -475,22 +477,28 @@ class ImagePreprocessing(Record):
         "fit",
         "pixels",
         "cells",
+        "area",
         "nearest_side",
         "multiple",
+        "patches",
     ]
     """`stretch`: to height and width, or to a square of `resize_size`. `shorter_side`: to a shorter side of
     `resize_size`, keeping proportions. A centre crop to height and width follows if the result is larger.
     `longer_side`: to a longer side of `height`, which is `width`, keeping proportions; what is missing on the right or
-    below is 0 in `pixel_values`. `smoothed`: black is added on the right or below to a square, which a Gaussian smooths
-    and linear interpolation resizes to `height`, which is `width`. `inside`: to a shorter side of the lesser of height
-    and width, then to what fits into both, keeping proportions; it is centred on black. `fit`: to a shorter side of
-    `resize_size`, or of less where the longer one would exceed `height`, which is `width`; proportions are kept,
-    nothing is cropped, and the graphs have the axes `height` and `width`. `pixels`: to multiples of `multiple`, with
-    `min_pixels` to `max_pixels` pixels, keeping proportions as far as that allows; `height` and `width` are the sides
-    of the largest square. `cells`: to a longer side of `resize_size` if it is larger, then up to multiples of
-    `multiple`; `height` and `width` are the sides of the largest square. `nearest_side`: to `height` or to `width`,
-    whichever changes the scale less, keeping proportions, and then to the nearest multiples of `multiple`. `multiple`:
-    each side to the multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are refused."""
+    below is 0 in `pixel_values`. `smoothed`: black is added on the right or below to a square, which a Gaussian
+    smooths and linear interpolation resizes to `height`, which is `width`. `inside`: to a shorter side of the
+    lesser of height and width, then to what fits into both, keeping proportions; it is centred on black. `fit`: to
+    a shorter side of `resize_size`, or of less where the longer one would exceed `height`, which is `width`;
+    proportions are kept, nothing is cropped, and the graphs have the axes `height` and `width`. `pixels`: to
+    multiples of `multiple`, with `min_pixels` to `max_pixels` pixels, keeping proportions as far as that allows;
+    `height` and `width` are the sides of the largest square. `cells`: to a longer side of `resize_size` if it is
+    larger, then up to multiples of `multiple`; `height` and `width` are the sides of the largest square. `area`: to
+    the largest multiples of `multiple` that keep proportions and have at most `max_pixels` pixels, of which
+    `height` and `width` have the largest square. `nearest_side`: to `height` or to `width`, whichever changes the
+    scale less, keeping proportions, and then to the nearest multiples of `multiple`. `multiple`: each side to the
+    multiple of `multiple` below it. Of the last two, larger images than `max_pixels` are refused. `patches`: to the
+    most pixels, `max_pixels` at most, whose sides are multiples of `multiple` above those that keep the
+    proportions."""
     resize_size: Size | None = None
     multiple: Size = 1
     """Both sides of an image are multiples of it, rounded down for `fit` and `multiple`."""
@@ -498,6 +506,8 @@ class ImagePreprocessing(Record):
     max_pixels: Size | None = None
     rounding: Literal["nearest", "down"] = "nearest"
     """Rounding of the longer side to whole pixels, for `shorter_side`."""
+    crop_rounding: Literal["down", "even"] = "down"
+    """Rounding of half pixels that a centre crop would begin at; `even`: to the even number, as torchvision's does."""
     interpolation: Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
     """Name of Pillow's filter, with antialiasing except for `nearest`."""
     mean: tuple[float, float, float]
@@ -508,7 +518,7 @@ class ImagePreprocessing(Record):
     @property
     def keeps_proportions(self) -> bool:
         """True if the graphs read images of many sizes."""
-        return self.resize in ("fit", "nearest_side", "multiple") or self.has_cells
+        return self.resize in ("fit", "nearest_side", "multiple", "patches") or self.has_cells
 
     @property
     def fills_square(self) -> bool:
@@ -518,7 +528,7 @@ class ImagePreprocessing(Record):
     @property
     def has_cells(self) -> bool:
         """True if an image of any size is a grid of squares of `multiple` pixels."""
-        return self.resize in ("pixels", "cells")
+        return self.resize in ("pixels", "cells", "area")
 
     @property
     def least_cells(self) -> int:
@@ -528,12 +538,24 @@ class ImagePreprocessing(Record):
     @property
     def most_cells(self) -> int:
         """Squares of an image at most, where it is a grid of them."""
-        most = demanded(self.max_pixels) if self.resize == "pixels" else self.height * self.width
+        most = self.height * self.width if self.resize == "cells" else demanded(self.max_pixels)
         return most // self.multiple**2
 
     def in_cells(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image that is a grid of squares."""
+        if self.resize == "area":
+            return self._of_area(width, height)
         return self.with_pixels(width, height) if self.resize == "pixels" else self._in_whole_cells(width, height)
+
+    def _of_area(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `area`, as image processors of Gemma 4 compute them."""
+        scale = math.sqrt(demanded(self.max_pixels) / (width * height))
+        across, down = (math.floor(scale * side / self.multiple) for side in (width, height))
+        if down == 0:
+            across, down = min(width // height, self.most_cells), 1
+        elif across == 0:
+            across, down = 1, min(height // width, self.most_cells)
+        return across * self.multiple, down * self.multiple
 
     def _in_whole_cells(self, width: int, height: int) -> tuple[int, int]:
         """Returns width and height of an image after `cells`, as image processors of Pixtral compute them."""
@@ -587,6 +609,22 @@ class ImagePreprocessing(Record):
         """Returns width and height of an image after `multiple`, as image processors of GLPN compute them."""
         return width - width % self.multiple, height - height % self.multiple
 
+    def in_patches(self, width: int, height: int) -> tuple[int, int]:
+        """Returns width and height of an image after `patches`, as image processors of SigLIP 2 compute them."""
+        least, most, precision = 1e-6, 100.0, 1e-5
+
+        def at(scale: float) -> tuple[int, int]:
+            across, down = (max(math.ceil(side * scale / self.multiple), 1) * self.multiple for side in (width, height))
+            return across, down
+
+        while most - least >= precision:
+            scale = (least + most) / 2
+            if math.prod(at(scale)) <= demanded(self.max_pixels):
+                least = scale
+            else:
+                most = scale
+        return at(least)
+
     def inside(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Returns width and height of an image after both steps of `inside`, as image processors of Donut do."""
         shorter, edge = min(width, height), min(self.width, self.height)
@@ -631,7 +669,7 @@ class ImagePreprocessing(Record):
             or self.height != math.ceil((self.resize_size or 0) / self.multiple) * self.multiple
         ):
             raise ValueError("image_preprocessing: cells needs resize_size, and its next multiple as height and width")
-        if self.resize in ("nearest_side", "multiple") and not self.max_pixels:
+        if self.resize in ("area", "nearest_side", "multiple", "patches") and not self.max_pixels:
             raise ValueError(f"image_preprocessing: {self.resize} needs max_pixels")
         if self.max_pixels and self.height * self.width > self.max_pixels:
             raise ValueError("image_preprocessing: height and width have more than max_pixels")
@@ -641,25 +679,36 @@ class ImagePreprocessing(Record):
 class ImageTiles(Record):
     """Division of an image into tiles, each of the height and width of `image_preprocessing`."""
 
-    fit: Literal["longer_side", "proportions"]
+    fit: Literal["longer_side", "proportions", "resolutions"]
     """`longer_side`: the image is resized to a longer side of `longer_side`, keeping proportions, then up to whole
     tiles. `proportions`: it is resized to the grid of `min_count` to `max_count` tiles whose proportions are nearest;
-    of several, to the largest whose half the image covers."""
+    of several, to the largest whose half the image covers. `resolutions`: it is resized into that of `resolutions`
+    where most of it is kept, and least is left empty, keeping proportions, and is centred on black."""
     longer_side: Size | None = None
     min_count: Size = 1
     max_count: Size | None = None
+    resolutions: tuple[tuple[Size, Size], ...] = ()
+    """Heights and widths in tiles."""
+    tile_rows: Size = 1
+    """Rows and columns of embeddings of a tile, of `resolutions`."""
 
     def most_tiles(self, side: int) -> int:
         """Returns the number of tiles of an image at most, without the overview; `side` is a tile's in pixels."""
+        if self.fit == "resolutions":
+            return max(rows * columns for rows, columns in self.resolutions)
         if self.fit == "proportions":
             return demanded(self.max_count)
         return math.ceil(demanded(self.longer_side) / side) ** 2
 
     @model_validator(mode="after")
     def _check_sizes(self) -> ImageTiles:
-        size = self.longer_side if self.fit == "longer_side" else self.max_count
-        if size is None:
-            raise ValueError("tiles: longer_side needs longer_side, and proportions max_count")
+        size = {"longer_side": self.longer_side, "proportions": self.max_count, "resolutions": self.resolutions}[
+            self.fit
+        ]
+        if not size:
+            raise ValueError(
+                "tiles: longer_side needs longer_side, proportions max_count, and resolutions at least one of them"
+            )
         if self.max_count is not None and not self.min_count <= self.max_count <= MOST_TILES:
             raise ValueError(f"tiles: min_count is at most max_count, and that at most {MOST_TILES}")
         return self
@@ -682,6 +731,10 @@ class ImagePrompt(Record):
     attention: Literal["causal", "image", "prompt"] = "causal"
     """Tokens that attend to later ones: none, those of an image to each other (Gemma 3), or all of a prompt with images
     (PaliGemma)."""
+    layout: Literal["tiles", "rows"] = "tiles"
+    """Order of the embeddings of tiles. `tiles`: tile by tile, the whole image last. `rows`: the whole image first,
+    then the rows of all tiles together without those of what is black, and behind each row the last embedding of a
+    tile, which is that of no pixels (LLaVA-NeXT)."""
     before: str = ""
     """Text before an image."""
     tile: str = ""
@@ -696,6 +749,37 @@ class ImagePrompt(Record):
     """Text after an image."""
     tiles: ImageTiles | None = None
     """None: an image is one tile."""
+
+
+class ImageQuestion(Record):
+    """Text that the encoder of a captioning model reads after an image, as tokens `input_ids`."""
+
+    token: Index
+    """Token in each place of `patches`, in front of the text."""
+    before: tuple[Index, ...] = ()
+    """Tokens between image and text."""
+    after: tuple[Index, ...] = ()
+    """Tokens after the text."""
+    tasks: dict[str, str] = {}
+    """Text that each name of a task stands for. {input} in it stands for the rest of a question; a name without it is
+    all of a question."""
+    default: str = ""
+    """Question of a call without one."""
+
+    @property
+    def num_framing(self) -> int:
+        """Tokens around a text."""
+        return len(self.before) + len(self.after)
+
+    def spelled_out(self, question: str) -> str | None:
+        """Returns the text that a question stands for; None if a task that takes nothing is given anything."""
+        for name, text in self.tasks.items():
+            if name not in question:
+                continue
+            if "{input}" in text:
+                return text.replace("{input}", question.replace(name, "").strip())
+            return text if question.strip() == name else None
+        return question
 
 
 class AudioPreprocessing(Record):
@@ -1134,7 +1218,12 @@ class DiscreteNoise(Record):
     steps_offset: Annotated[int, Field(ge=0, lt=500)] = 0
     """Added to the times of the spacing `leading`."""
     ends_at_image: bool = True
-    """False if DDIM ends at the noise of the first step of training, as the model's publisher has it."""
+    """False if DDIM and PNDM end at the noise of the first step of training, as the model's publisher has it."""
+    has_karras_times: bool = False
+    """True if DPM-Solver++, UniPC and Euler's method have times even in the seventh root of the noise (Karras et al.
+    2022, equation 5)."""
+    num_consistent_steps: Annotated[int, Field(ge=1, le=500)] = 50
+    """Steps of training of a consistency model, of which the sampler `lcm` takes some."""
 
 
 class Diffusion(Record):
@@ -1149,8 +1238,19 @@ class Diffusion(Record):
     """Prediction of the denoiser, and name of its output, for a latent a x + s e: a e - s x, e, or x."""
     condition: Literal["label", "text"] = "label"
     """Condition of an image: one of `labels`, or a text."""
-    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] = "dpm_solver_pp_2m"
-    """Sampler of a request that names none."""
+    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler", "euler_ancestral", "ddpm", "pndm", "unipc", "lcm"] = (
+        "dpm_solver_pp_2m"
+    )
+    """Sampler of a request that names none; those after the third are for a discrete schedule."""
+    step_count: Annotated[int, Field(ge=1, le=250)] | None = None
+    """Steps of a request that names none; None: the protocol's default."""
+    guidance_scale: Annotated[float, Field(ge=0, le=30)] | None = None
+    """Scale of guidance of a request that names none; None: the protocol's default."""
+    has_zero_negative: bool = False
+    """True if an empty negative prompt has states of 0 instead of those of an empty text."""
+    mask_cells: Literal["touched", "first"] = "touched"
+    """Cells of a latent that a mask has generated anew: those with a white pixel, or those whose first pixel is white.
+    """
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Diffusion:
@@ -1158,6 +1258,8 @@ class Diffusion(Record):
             raise ValueError("discrete: needed for the schedule discrete, and for no other")
         if self.prediction == "noise" and (self.discrete is None or self.discrete.has_zero_terminal_snr):
             raise ValueError("prediction: noise says nothing of an image where none of it is left")
+        if self.discrete is None and self.sampler not in ("ddim", "dpm_solver_pp_2m", "euler"):
+            raise ValueError(f"sampler: {self.sampler} is for the schedule discrete")
         return self
 
 
@@ -1342,6 +1444,8 @@ class Manifest(Record):
     """Of a generation model whose conversations may have images."""
     patches: PatchGrid | None = None
     """Patches of an image, for models with attention weights of images and for captioning models."""
+    image_question: ImageQuestion | None = None
+    """Of a captioning model whose encoder reads a text with an image."""
     audio_preprocessing: AudioPreprocessing | None = None
     sound: SoundPreprocessing | None = None
     """Audio of a model without a decoder, or in place of `audio_preprocessing`."""
@@ -1520,7 +1624,13 @@ def _check_languages(manifest: Manifest) -> None:
 def _check_patches(manifest: Manifest) -> None:
     patches = manifest.patches
     assert patches is not None, "`TASK_PARTS` requires it"
-    if patches.num_tokens != manifest.limits.max_input_tokens:
+    if (question := manifest.image_question) is not None:
+        most = demanded(manifest.limits.max_input_tokens) - patches.num_tokens - question.num_framing
+        if most < 1:
+            raise ValueError("image_question: limits.max_input_tokens leaves no room for a text behind an image")
+        if question.spelled_out(question.default) is None:
+            raise ValueError("image_question.default: is the name of a task with more than that")
+    elif patches.num_tokens != manifest.limits.max_input_tokens:
         raise ValueError(
             f"patches: the decoder of {manifest.task} attends to the tokens of an image; there are "
             f"{patches.num_tokens}, and limits.max_input_tokens is {manifest.limits.max_input_tokens}"
@@ -1648,7 +1758,9 @@ def _check_diffusion(manifest: Manifest) -> None:
             if (graph := {str(name): one for name, one in variant.graphs.items()}.get(role)) is None:
                 continue  # which is refused for that
             found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-            needed = (tensors[0], tensors[1] or (manifest.diffusion.prediction,))
+            further = tuple(name for name in MORE_DIFFUSION_TENSORS.get(role, ()) if name in (*found[0], *found[1]))
+            inputs, outputs = tensors[0], tensors[1] or (manifest.diffusion.prediction,)
+            needed = (inputs, outputs + further) if role == "text_encoder" else (inputs + further, outputs)
             if found != needed:
                 raise ValueError(
                     f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {needed}"

@@ -28,6 +28,9 @@ TIMESTEP: Final = "timestep"
 LABEL: Final = "label"
 TEXT: Final = "text"
 TEXT_MASK: Final = "text_mask"
+POOLED: Final = "pooled"
+INPAINTING: Final = "inpainting"
+GUIDANCE: Final = "guidance"
 LEAST_ROOM: Final = 2
 """Minimum rows of a step: those of one guided image."""
 
@@ -35,7 +38,8 @@ Denoise = Callable[[Mapping[str, NDArray[Any]]], Latent]
 """Predictions (R, C, S, S) of rows: `latent` (R, C, S, S) float32, `timestep` (R,) float32, and conditions."""
 Condition = Mapping[str, NDArray[Any]]
 """A condition, as a row of the denoiser's inputs: `label` () int64, or `text` (T, D) float32 with `text_mask` (T,)
-int64. All images of an engine have the same inputs, of the same shapes."""
+int64; and what else it reads: `pooled` (P,), `inpainting` (1 + C, S, S) and `guidance` (), float32. All images of an
+engine have the same inputs, of the same shapes."""
 
 _log = structlog.get_logger(__name__)
 

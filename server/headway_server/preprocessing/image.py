@@ -8,6 +8,7 @@ at most the pixels of one largest image at a time (a WebP takes about 16 bytes a
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -59,8 +60,8 @@ _TURNED: Final = range(5, 9)
 """Its values with width and height exchanged."""
 _MOST_ELONGATED: Final = 200
 """Limit of an image's longer side, in shorter ones, where it is resized to a number of pixels."""
-_BOUNDED: Final = ("nearest_side", "multiple")
-"""Ways of resizing that leave images of any size, of which large ones are refused."""
+_BOUNDED: Final = ("nearest_side", "multiple", "patches")
+"""Ways of resizing that leave images of any size, up to a number of pixels."""
 _BAND_HEIGHT = 256
 """Rows converted at a time. A whole image would be copied in two more modes, and block other threads, since some of
 Pillow's conversions hold the GIL."""
@@ -344,7 +345,8 @@ class ImagePreprocessor:
         scale = size[0] / image.width, size[1] / image.height
         if settings.keeps_proportions or settings.resize == "longer_side":
             return resized, ImageTransform(scale=scale, offset=(0, 0))
-        left, top = (size[0] - settings.width) // 2, (size[1] - settings.height) // 2
+        centred = round if settings.crop_rounding == "even" else math.floor
+        left, top = centred((size[0] - settings.width) / 2), centred((size[1] - settings.height) / 2)
         if size != (settings.width, settings.height):
             resized = resized.crop((left, top, left + settings.width, top + settings.height))
         return resized, ImageTransform(scale=scale, offset=(-left, -top))
@@ -352,7 +354,8 @@ class ImagePreprocessor:
     def _bounded_size(self, image: Image.Image, field: str) -> tuple[int, int]:
         """Returns width and height of an image whose model reads any up to a number of pixels; errors: `resize`."""
         settings, most = self._settings, demanded(self._settings.max_pixels)
-        size = settings.nearest(*image.size) if settings.resize == "nearest_side" else settings.whole(*image.size)
+        ways = {"nearest_side": settings.nearest, "multiple": settings.whole, "patches": settings.in_patches}
+        size = ways[settings.resize](*image.size)
         if not 0 < size[0] * size[1] <= most:
             raise InvalidInputError(
                 field,

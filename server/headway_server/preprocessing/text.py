@@ -105,7 +105,8 @@ class TextTokenizer:
         vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self._largest_id = max(vocabulary.values(), default=0)
         added = tokenizer.get_added_tokens_decoder()
-        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        """Tokens that are no text."""
         self._token_texts: dict[int, str] = {}
 
     @classmethod
@@ -219,13 +220,13 @@ class TextTokenizer:
 
     def decode_with(self, shown: Collection[int], token_ids: Sequence[int]) -> str:
         """Decodes `token_ids` as `decode` does, but with the names of special tokens in `shown`."""
-        ids = [index for index in token_ids if index in shown or index not in self._special_ids]
+        ids = [index for index in token_ids if index in shown or index not in self.special_ids]
         with no_panics():
             return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def decode_whole(self, token_ids: Sequence[int]) -> str:
         """Decodes `token_ids` with the names of all special tokens, on the caller's thread."""
-        return self.decode_with(self._special_ids, token_ids)
+        return self.decode_with(self.special_ids, token_ids)
 
     def piece(self, token_id: int) -> str:
         """Returns a token as the vocabulary spells it; empty text if the tokenizer does not know it."""
@@ -233,7 +234,7 @@ class TextTokenizer:
 
     def is_text(self, token_id: int) -> bool:
         """Returns False for a special token, which `decode` leaves out."""
-        return token_id not in self._special_ids
+        return token_id not in self.special_ids
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of a token within a text, with its leading space if it has one.

@@ -29,6 +29,9 @@ class Grid(NamedTuple):
 
     rows: int
     columns: int
+    seen_rows: int = 0
+    """Rows of embeddings of all tiles without those of what is black; 0 where no image is centred on black."""
+    seen_columns: int = 0
 
     @property
     def num_tiles(self) -> int:
@@ -77,14 +80,19 @@ class TilePreprocessor(ImagePreprocessor):
         if self._tile.has_cells:
             width, height = self._tile.in_cells(width, height)
             return Grid(height // self._tile.multiple, width // self._tile.multiple)
-        rows, columns = self._resized(width, height)[1]
-        return Grid(0, 0) if rows * columns == 1 else Grid(rows, columns)
+        return self._of_tiles(self._resized(width, height)[1])
+
+    def _of_tiles(self, grid: Grid) -> Grid:
+        """Returns the grid of an image that has one for its tiles."""
+        return Grid(0, 0) if grid == (1, 1, 0, 0) else grid
 
     def _resized(self, width: int, height: int) -> tuple[list[tuple[int, int]], Grid]:
         """Returns the sizes that an image is resized to, one after another, and the grid of tiles of the last."""
         division, tile = self._division, self._tile
         if division is None:
             return [], Grid(1, 1)
+        if division.fit == "resolutions":
+            return self._into_resolution(width, height, division)
         if division.fit == "proportions":
             grid = _nearest_grid(width, height, tile, division)
             return [(grid.columns * tile.width, grid.rows * tile.height)], grid
@@ -98,17 +106,44 @@ class TilePreprocessor(ImagePreprocessor):
             size = _round_up(int(down * proportions), tile.width), down
         return [first, size], Grid(size[1] // tile.height, size[0] // tile.width)
 
+    def _into_resolution(self, width: int, height: int, division: ImageTiles) -> tuple[list[tuple[int, int]], Grid]:
+        """Returns the size of an image within its best resolution, and the grid, as LLaVA-NeXT computes them."""
+        best, kept, empty = (1, 1), 0, 0
+        for rows, columns in division.resolutions:
+            across, down = columns * self._tile.width, rows * self._tile.height
+            scale = min(across / width, down / height)
+            here = min(int(width * scale) * int(height * scale), width * height)
+            if here > kept or (here == kept and across * down - here < empty):
+                best, kept, empty = (rows, columns), here, across * down - here
+        rows, columns = best
+        across, down = columns * self._tile.width, rows * self._tile.height
+        if across / width < down / height:
+            size = across, min(math.ceil(height * (across / width)), down)
+        else:
+            size = min(math.ceil(width * (down / height)), across), down
+        seen = [rows * division.tile_rows, columns * division.tile_rows]
+        if width / height > seen[1] / seen[0]:
+            seen[0] -= (seen[0] - int(round(height * (seen[1] / width), 7))) // 2 * 2
+        else:
+            seen[1] -= (seen[1] - int(round(width * (seen[0] / height), 7))) // 2 * 2
+        return [size], Grid(rows, columns, *seen)
+
     def prepare_decoded(self, image: Image.Image, field: str) -> TiledImage:
         """Prepares a decoded image; errors are those of `ImagePreprocessor`."""
         if self._tile.has_cells:
             return self._whole(image, field)
         width, height = image.size
-        steps, (rows, columns) = self._resized(width, height)
+        steps, divided = self._resized(width, height)
+        rows, columns, grid = divided.rows, divided.columns, self._of_tiles(divided)
         resample = Image.Resampling[self._tile.interpolation.upper()]
-        is_whole = rows * columns == 1
+        is_whole = grid.num_tiles == 1
         large = image
         for size in steps:
             large = large.resize(size, resample)
+        if (size := (columns * self._tile.width, rows * self._tile.height)) != large.size and steps:
+            centred = Image.new("RGB", size)
+            centred.paste(large, ((size[0] - large.width) // 2, (size[1] - large.height) // 2))
+            large = centred
         # Image processors of Idefics 3 take the whole image from the enlarged one, those of InternVL from the original.
         shrinks_large = self._division is not None and self._division.fit == "longer_side"
         overview, transform = self.resize(large if shrinks_large else image, field)
@@ -125,7 +160,7 @@ class TilePreprocessor(ImagePreprocessor):
             height=height,
             transform=transform,
             tiles=tiles,
-            grid=Grid(0, 0) if is_whole else Grid(rows, columns),
+            grid=grid,
         )
 
     def _whole(self, image: Image.Image, field: str) -> TiledImage:
@@ -171,7 +206,8 @@ def _with_longer_side(width: int, height: int, longer: int) -> tuple[int, int]:
 def _nearest_grid(width: int, height: int, tile: ImagePreprocessing, division: ImageTiles) -> Grid:
     """Returns the grid whose proportions are nearest to an image's, as image processors of InternVL choose it."""
     best, least = Grid(1, 1), math.inf
-    for rows, columns in _grids(division.min_count, demanded(division.max_count)):
+    for grid in _grids(division.min_count, demanded(division.max_count)):
+        rows, columns = grid.rows, grid.columns
         difference = abs(width / height - columns / rows)
         covers_half = width * height > 0.5 * tile.width * tile.height * columns * rows
         if difference < least or (difference == least and covers_half):

@@ -34,7 +34,7 @@ class CaptionService:
         arrived = time.monotonic()
         model = self._find(request)
         images = await images_of(self._host, request.images, request.image_ids)
-        asked = _asked(request, tuple(request.prefixes), deadline)
+        asked = _asked(request, tuple(request.prefixes), tuple(request.questions), deadline)
         answer = await model.caption(images, request=asked)
         if request.include_attention:  # many numbers
             loop = asyncio.get_running_loop()
@@ -50,7 +50,8 @@ class CaptionService:
 
         async def begin() -> Parts[Delta, Caption]:
             image = await image_of(self._host, request.image, request.image_id)
-            asked = _asked(request, (request.prefix,) if request.prefix else (), deadline)
+            prefixes, questions = ((text,) if text else () for text in (request.prefix, request.question))
+            asked = _asked(request, prefixes, questions, deadline)
             return model.stream_caption(image, field=image.field, request=asked)
 
         return stream_of(pb.StreamCaptionImageResponse, begin, model, arrived, delta=text_delta, last=_last)
@@ -60,11 +61,15 @@ class CaptionService:
 
 
 def _asked(
-    request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest, prefixes: tuple[str, ...], deadline: float | None
+    request: pb.CaptionImageRequest | pb.StreamCaptionImageRequest,
+    prefixes: tuple[str, ...],
+    questions: tuple[str, ...],
+    deadline: float | None,
 ) -> TextToTextRequest:
     return TextToTextRequest(
         parameters=parse_parameters(request.parameters),
         target_prefixes=prefixes,
+        questions=questions,
         wants_alignment=request.include_attention,
         target_language=request.language,
         deadline=deadline,
@@ -104,5 +109,5 @@ def _caption(caption: Caption) -> pb.ImageCaption:
 def _tokens(alignment: Alignment | None, grid: PatchGrid) -> list[pb.CaptionToken]:
     if alignment is None:
         return []
-    rows = zip(alignment.target_spans, alignment.attention[:, grid.num_leading :].tolist(), strict=True)
+    rows = zip(alignment.target_spans, alignment.attention[:, grid.num_leading : grid.num_tokens].tolist(), strict=True)
     return [pb.CaptionToken(span=text_span(span), patch_attention=row) for span, row in rows]

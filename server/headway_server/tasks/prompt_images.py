@@ -184,7 +184,7 @@ class PromptImages:
                 read=_copied,
             )
             job.note(batched.runs)
-        embeddings = tuple(batched.results)
+        embeddings = arranged(self._prompt, image.grid, batched.results)
         self._cache.put(image.sent.key, embeddings, sum(tile.nbytes + _ENTRY_BYTES for tile in embeddings))
         return embeddings
 
@@ -205,13 +205,32 @@ def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
 
 def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
     """Returns M of an image with a grid."""
+    if prompt.layout == "rows":
+        return demanded(prompt.tokens_per_tile) - 1 + grid.seen_rows * (grid.seen_columns + 1)
     return grid.rows * grid.columns if prompt.tokens_per_tile is None else grid.num_tiles * prompt.tokens_per_tile
+
+
+def arranged(prompt: ImagePrompt, grid: Grid, tiles: Sequence[NDArray[np.float32]]) -> Embedded:
+    """Returns the embeddings of an image in the order of their tokens; those of tiles are (M, D) each."""
+    if prompt.layout == "tiles":
+        return tuple(tiles)
+    *parts, overview = tiles
+    side = demanded(prompt.tiles).tile_rows
+    joined = np.stack([part[:-1] for part in parts]).reshape(grid.rows, grid.columns, side, side, -1)
+    joined = joined.transpose(0, 2, 1, 3, 4).reshape(grid.rows * side, grid.columns * side, -1)
+    top, left = (joined.shape[0] - grid.seen_rows) // 2, (joined.shape[1] - grid.seen_columns) // 2
+    seen = joined[top : top + grid.seen_rows, left : left + grid.seen_columns]
+    ends = np.broadcast_to(overview[-1], (grid.seen_rows, 1, overview.shape[1]))
+    rows = np.concatenate([seen, ends], axis=1).reshape(-1, overview.shape[1])
+    return (np.concatenate([overview[:-1], rows]),)
 
 
 def image_text(prompt: ImagePrompt, grid: Grid) -> str:
     """Returns what stands in a prompt for an image with a grid, with the model's marker for each embedding."""
     if prompt.tokens_per_tile is None:
         return prompt.before + prompt.row_end.join([prompt.embedding * grid.columns] * grid.rows) + prompt.after
+    if prompt.layout == "rows":
+        return prompt.before + prompt.embedding * num_embeddings(prompt, grid) + prompt.after
     embeddings = prompt.embedding * prompt.tokens_per_tile
     rows = "".join(
         "".join(

@@ -740,10 +740,11 @@ def _search_parameters(call: InferCall) -> TextToTextParameters:
 
 
 def _text_to_text_request(call: InferCall) -> TextToTextRequest:
-    prefixes = decode_texts("target_prefix", call.arrays.get("target_prefix", ()))
+    prefixes, questions = (decode_texts(name, call.arrays.get(name, ())) for name in ("target_prefix", "question"))
     return TextToTextRequest(
         parameters=_search_parameters(call),
         target_prefixes=tuple(prefixes),
+        questions=tuple(questions),
         deadline=call.deadline,
         **call.select("truncate", *_TRANSLATION),
     )
@@ -798,6 +799,7 @@ _COMMON: Final = {"timeout": Kind.UINT64, "triton_enable_empty_final_response": 
 
 
 _TARGET_PREFIX: Final = TensorSpec(name="target_prefix", datatype=BYTES, shape=(-1,), is_optional=True)
+_IMAGE_QUESTION: Final = TensorSpec(name="question", datatype=BYTES, shape=(-1,), is_optional=True)
 _SEARCHING: Final = _SAMPLING | kinds_of(common_pb2.DecodingParameters)
 
 
@@ -1343,7 +1345,7 @@ GENERATION: Final = TensorTask(
 TRANSLATION: Final = _text_to_text("translated_text", _TRANSLATION)
 TEXT_TO_TEXT: Final = _text_to_text("rewritten_text", {})
 CAPTIONING: Final = TensorTask(
-    inputs=lambda _: (_IMAGE, _PIXELS, _TARGET_PREFIX),
+    inputs=lambda _: (_IMAGE, _PIXELS, _TARGET_PREFIX, _IMAGE_QUESTION),
     outputs=lambda _: _written_specs("caption"),
     parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
     max_rows=MAX_IMAGES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from io import BytesIO
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,22 @@ class Edit:
     """The caller's upright image, (H, W, 3); None without a mask."""
     is_edited: NDArray[np.bool_] | None = None
     """(H, W): True for masked pixels, which are regenerated."""
+    seen_pixels: NDArray[np.float32] | None = None
+    """Preprocessed image, (3, H, W), grey where it is regenerated; None without a mask."""
     seen: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Left, top, right and bottom of the model's crop, in pixels of the original."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its arrays."""
-        parts = (self.pixel_values, self.latent, self.is_preserved, self.original, self.is_edited)
+        parts = (
+            self.pixel_values,
+            self.latent,
+            self.is_preserved,
+            self.original,
+            self.is_edited,
+            self.seen_pixels,
+        )
         return sum(part.nbytes for part in parts if part is not None)
 
     def size(self, own: tuple[int, int]) -> tuple[int, int]:
@@ -63,20 +72,37 @@ class Edit:
 
 
 async def read_edit(
-    preprocessor: ImagePreprocessor, image: SentImage, mask: SentImage | None, latent_side: int
+    preprocessor: ImagePreprocessor,
+    image: SentImage,
+    mask: SentImage | None,
+    latent_side: int,
+    rule: Literal["touched", "first"],
 ) -> Edit:
     """Reads an image to edit and its mask, off the event loop.
+
+    Args:
+        preprocessor: The model's.
+        image: Image to edit.
+        mask: White where the image is regenerated; None: everywhere.
+        latent_side: S.
+        rule: Which cells of a latent are regenerated: those with a white pixel, or those whose first pixel is white.
 
     Raises:
         InvalidInputError: A file cannot be read, the sizes differ, or the mask has no white pixel or one outside of the
         model's crop.
     """
     return await asyncio.get_running_loop().run_in_executor(
-        image_pool(), _read_edit, preprocessor, image, mask, latent_side
+        image_pool(), _read_edit, preprocessor, image, mask, latent_side, rule
     )
 
 
-def _read_edit(preprocessor: ImagePreprocessor, image: SentImage, mask: SentImage | None, latent_side: int) -> Edit:
+def _read_edit(
+    preprocessor: ImagePreprocessor,
+    image: SentImage,
+    mask: SentImage | None,
+    latent_side: int,
+    rule: Literal["touched", "first"],
+) -> Edit:
     picture = preprocessor.decode(image.data, image.field)
     prepared = preprocessor.prepare_decoded(picture, image.field)
     if mask is None:
@@ -100,17 +126,33 @@ def _read_edit(preprocessor: ImagePreprocessor, image: SentImage, mask: SentImag
             mask.field,
             f"is white outside of the model's crop, ({left}, {top}) to ({right}, {bottom}); crop the image",
         )
-    part = Image.fromarray(is_edited[top:bottom, left:right]).convert("L").resize((width, height), Image.Resampling.BOX)
-    touched = np.asarray(part) > 0  # (H, W) of the model
-    cell = height // latent_side
-    edited_cells = touched[: latent_side * cell, : latent_side * cell].reshape(latent_side, cell, latent_side, cell)
+    part = Image.fromarray(is_edited[top:bottom, left:right]).convert("L")
+    edited_cells = _edited_cells(part, height, width, latent_side, rule)
+    is_seen = np.asarray(part.resize((width, height), Image.Resampling.LANCZOS)) < _WHITE
     return Edit(
         pixel_values=prepared.pixel_values,
-        is_preserved=~edited_cells.max(axis=(1, 3))[np.newaxis],
+        is_preserved=~edited_cells[np.newaxis],
         original=np.asarray(picture),
         is_edited=is_edited,
+        seen_pixels=prepared.pixel_values * is_seen,
         seen=(left, top, right, bottom),
     )
+
+
+def _edited_cells(
+    mask: Image.Image, height: int, width: int, latent_side: int, rule: Literal["touched", "first"]
+) -> NDArray[np.bool_]:
+    """Returns which cells of a latent are regenerated, (S, S), at least one."""
+    cell, side = height // latent_side, height // latent_side * latent_side
+    if rule == "first":
+        first: NDArray[np.bool_] = (
+            np.asarray(mask.resize((width, height), Image.Resampling.LANCZOS))[:side:cell, :side:cell] >= _WHITE
+        )
+        if first.any():
+            return first
+    touched = np.asarray(mask.resize((width, height), Image.Resampling.BOX)) > 0  # (H, W) of the model
+    cells: NDArray[np.bool_] = touched[:side, :side].reshape(latent_side, cell, latent_side, cell).max(axis=(1, 3))
+    return cells
 
 
 def encode_png(pixels: NDArray[np.uint8]) -> bytes:

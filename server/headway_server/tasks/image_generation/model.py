@@ -12,7 +12,8 @@ import math
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from functools import partial
+from typing import Final, Self, TypeVar
 
 import numpy as np
 import structlog
@@ -30,9 +31,19 @@ from headway_server.diffusion import (
     mix,
     schedule_of,
 )
-from headway_server.diffusion.engine import LABEL, LATENT, TEXT, TEXT_MASK, TIMESTEP, Progress
+from headway_server.diffusion.engine import (
+    GUIDANCE,
+    INPAINTING,
+    LABEL,
+    LATENT,
+    TEXT_MASK,
+    TIMESTEP,
+    Condition,
+    Progress,
+)
 from headway_server.diffusion.samplers import Latent
-from headway_server.errors import BundleError
+from headway_server.diffusion.schedules import DRAWING, num_made_steps
+from headway_server.errors import BundleError, InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
 from headway_server.preprocessing import ImagePreprocessor, TextTokenizer
 from headway_server.runtime import Runtime
@@ -48,9 +59,13 @@ from headway_server.tasks.image_generation.prompts import (
     Prompts,
     TextPrompts,
     text_row,
-    text_states_shape,
+    text_states_shapes,
 )
-from headway_server.tasks.image_generation.request import ImageGenerationRequest
+from headway_server.tasks.image_generation.request import (
+    DEFAULT_GUIDANCE,
+    DEFAULT_STEPS,
+    ImageGenerationRequest,
+)
 from headway_server.tasks.job import Job
 from headway_server.tasks.parameters import draw_seed
 
@@ -59,6 +74,8 @@ _ROLES: Final[tuple[GraphRole, ...]] = ("denoiser", "vae_decoder", "vae_encoder"
 _SEEDS: Final = 2**64
 _LATENTS_OF_IMAGE: Final = 3
 """Latents in memory per running image: its noise, its current state and its prediction."""
+
+_Value = TypeVar("_Value")
 
 _log = structlog.get_logger(__name__)
 
@@ -106,8 +123,11 @@ class ImageGenerationModel(ServedModel):
         self._latent_shape = _latent_shape(denoiser)
         model = ModelId(name=manifest.name, version=manifest.version)
         session, diffusion = denoiser.session, demanded(manifest.diffusion)
-        output = self._prediction = diffusion.prediction
-        self._schedule, self._sampler = schedule_of(diffusion), DiffusionSampler(diffusion.sampler)
+        output = diffusion.prediction
+        self._schedule, self._diffusion = schedule_of(diffusion), diffusion
+        reads = {spec.name for spec in session.graph.inputs}
+        self._reads_guidance, self._reads_inpainting = GUIDANCE in reads, INPAINTING in reads
+        self._grey: Latent | None = None  # latent of an image of which nothing is seen
         self._engine = DenoisingEngine(
             lambda inputs: session.run(inputs, [output])[output],
             max_rows=settings.batching.denoising_rows(self.device),
@@ -132,6 +152,8 @@ class ImageGenerationModel(ServedModel):
                 max_tokens=demanded(manifest.limits.max_input_tokens),
                 pad_id=_pad_id(bundle),
                 max_bytes=settings.max_text_bytes,
+                outputs=[name for name in text_states_shapes(graphs["text_encoder"]) if name in reads],
+                has_zero_negative=diffusion.has_zero_negative,
             )
         self._admission = Admission(
             limit=settings.batching.max_waiting_images, noun="images", owner=manifest.name, pace=MeasuredPace()
@@ -168,9 +190,12 @@ class ImageGenerationModel(ServedModel):
         }
         if "text_encoder" in graphs:
             text = text_row((), demanded(manifest.limits.max_input_tokens), _pad_id(bundle))
-            states = text_states_shape(graphs["text_encoder"])
-            tried["text_encoder"] = text, {TEXT: states}
-            row |= {TEXT: np.zeros(states, np.float32), TEXT_MASK: text[ATTENTION_MASK]}
+            states = text_states_shapes(graphs["text_encoder"])
+            tried["text_encoder"] = text, states
+            row |= {name: np.zeros(one, np.float32) for name, one in states.items()}
+            row[TEXT_MASK] = text[ATTENTION_MASK]
+        row[INPAINTING] = np.zeros((1 + shape[0], *shape[1:]), np.float32)
+        row[GUIDANCE] = np.array(1, np.float32)
         max_padding = {role: graphs[role].warm_up(inputs, 1, outputs) for role, (inputs, outputs) in tried.items()}
         return cls(bundle, precision, settings, graphs, max_padding, observer=observer)
 
@@ -190,17 +215,18 @@ class ImageGenerationModel(ServedModel):
                 deadline
             passed, the server is draining.
         """
-        request = replace(request, seed=draw_seed(request.seed))
+        request = self._complete(request)
         with self._begin(request, deadline) as job:
             denoisings, edit = await self._prepare(job, request)
             latents = await job.run(denoisings)
-            return job.answer(await self._finish(job, request, latents, edit))
+            num_steps = denoisings[0].trajectory.num_steps
+            return job.answer(await self._finish(job, request, latents, edit, num_steps))
 
     async def stream(
         self, request: ImageGenerationRequest, *, deadline: float | None
     ) -> AsyncGenerator[ImageProgress | Answer[GeneratedImage], None]:
         """Generates one image: yields its progress, and last the answer. Errors are those of `generate`."""
-        request = replace(request, seed=draw_seed(request.seed), num_images=1)
+        request = replace(self._complete(request), num_images=1)
         with self._begin(request, deadline) as job:
             [denoising], edit = await self._prepare(job, request, wants_progress=True)
             num_steps, due = denoising.trajectory.num_steps, request.preview_step_count
@@ -211,17 +237,48 @@ class ImageGenerationModel(ServedModel):
                         due = part.num_made + request.preview_step_count
                         [preview] = (await self._decode(job, [part.image], edit)).results
                     yield ImageProgress(num_made=part.num_made, num_steps=num_steps, preview=preview)
-            yield job.answer(await self._finish(job, request, [denoising.result.result()], edit))
+            yield job.answer(await self._finish(job, request, [denoising.result.result()], edit, num_steps))
+
+    def _complete(self, request: ImageGenerationRequest) -> ImageGenerationRequest:
+        """Returns a request with the model's defaults, and a seed.
+
+        Raises:
+            InvalidInputError: The sampler is not for the model, or cannot make as many steps.
+        """
+        own = self._diffusion
+        sampler = request.sampler or DiffusionSampler(own.sampler)
+        guidance = DEFAULT_GUIDANCE if own.guidance_scale is None else own.guidance_scale
+        if self._reads_guidance and request.negative_prompt:
+            raise InvalidInputError(
+                "negative_prompt", "this model reads the scale of guidance and no negative prompt; leave it out"
+            )
+        most = self._schedule.max_steps(sampler)
+        num_steps = request.num_steps or min(own.step_count or DEFAULT_STEPS, most or DEFAULT_STEPS)
+        if most == 0:
+            known = ", ".join(one for one in DiffusionSampler if self._schedule.max_steps(one) != 0)
+            raise InvalidInputError("parameters.sampler", f"is {sampler}; this model has {known}: name one of these")
+        if most is not None and num_steps > most:
+            raise InvalidInputError(
+                "parameters.step_count", f"is {num_steps}; the sampler {sampler} makes at most {most} of this model"
+            )
+        return replace(
+            request,
+            sampler=sampler,
+            num_steps=num_steps,
+            guidance_scale=guidance if request.guidance_scale is None else request.guidance_scale,
+            seed=draw_seed(request.seed),
+        )
 
     def _begin(self, request: ImageGenerationRequest, deadline: float | None) -> DenoisingJob:
         """Returns the job of a call, which counts the latents of its images."""
         num_latents = request.num_images * _LATENTS_OF_IMAGE + (request.image is not None)
+        num_latents += 2 * self._reads_inpainting
         return DenoisingJob(
             self._engine,
             self._admission,
             self._memory,
             count=request.num_images,
-            work=_work(request),
+            work=self._num_rows(request, (request.prompt, request.negative_prompt)) * _num_made_steps(request),
             num_bytes=num_latents * math.prod(self._latent_shape) * np.dtype(np.float32).itemsize,
             deadline=deadline,
         )
@@ -239,21 +296,26 @@ class ImageGenerationModel(ServedModel):
             prompts = await read("prompt", request.prompt), await read("negative_prompt", request.negative_prompt)
             edit = None
             if request.image is not None:
-                edit = await read_edit(self._preprocessor, request.image, request.mask, self._latent_shape[-1])
+                edit = await read_edit(
+                    self._preprocessor,
+                    request.image,
+                    request.mask,
+                    self._latent_shape[-1],
+                    self._diffusion.mask_cells,
+                )
                 job.reserve_more(edit.num_bytes)
-            conditions = await self._prompts.conditions(prompts[: _num_rows(request, prompts)], job)
+            conditions = await self._prompts.conditions(prompts[: self._num_rows(request, prompts)], job)
             job.reserve_more(sum(tensor.nbytes for condition in conditions for tensor in condition.values()))
             if edit is not None:
-                encoded: BatchedResults[Tensors] = await job.batch(
-                    self._encoder, [{PIXELS: edit.pixel_values}], outputs=(LATENT,), num_bytes=0, num_read=0
-                )
-                edit.latent = encoded.results[0][LATENT]
+                edit.latent = await self._encode(job, edit.pixel_values)
+            more = await self._more_conditions(job, request, edit)
+            conditions = [{**condition, **more} for condition in conditions]
         denoisings = [
             Denoising(
                 self._trajectory(request, seed, edit),
                 condition=conditions[0],
                 other_condition=conditions[-1],
-                guidance=request.guidance_scale if len(conditions) > 1 else 1.0,
+                guidance=_given(request.guidance_scale) if len(conditions) > 1 else 1.0,
                 deadline=job.deadline,
                 wants_progress=wants_progress,
             )
@@ -261,27 +323,70 @@ class ImageGenerationModel(ServedModel):
         ]
         return denoisings, edit
 
+    async def _encode(self, job: DenoisingJob, pixels: Latent) -> Latent:
+        encoded: BatchedResults[Tensors] = await job.batch(
+            self._encoder, [{PIXELS: pixels}], outputs=(LATENT,), num_bytes=0, num_read=0
+        )
+        return encoded.results[0][LATENT]
+
+    async def _more_conditions(
+        self, job: DenoisingJob, request: ImageGenerationRequest, edit: Edit | None
+    ) -> Condition:
+        """Returns what a denoiser reads beside the prompt: the scale of guidance, and what is to be seen of an image.
+
+        Without a mask all of it is generated: nothing is seen.
+        """
+        more: dict[str, Latent] = {}
+        if self._reads_guidance:
+            more[GUIDANCE] = np.array(request.guidance_scale, np.float32)
+        if self._reads_inpainting:
+            mask = np.ones((1, *self._latent_shape[1:]), np.float32)
+            if edit is not None and edit.is_preserved is not None:
+                mask, seen = 1 - edit.is_preserved.astype(np.float32), await self._encode(job, _given(edit.seen_pixels))
+            else:
+                if self._grey is None:
+                    width, height = self.size
+                    self._grey = await self._encode(job, np.zeros((3, height, width), np.float32))
+                seen = self._grey
+            more[INPAINTING] = np.concatenate((mask, seen))
+        return more
+
+    def _num_rows(self, request: ImageGenerationRequest, prompts: Sequence[ImagePrompt | str]) -> int:
+        """Returns the rows of an image in a step: two with guidance, unless the model reads the scale of it."""
+        is_plain = self._reads_guidance or _given(request.guidance_scale) <= 1
+        return 1 if is_plain or prompts[0] == prompts[1] else 2
+
     def _trajectory(self, request: ImageGenerationRequest, seed: int, edit: Edit | None) -> Trajectory:
-        """Returns the initial trajectory of an image: pure noise, or the image to edit with partial noise."""
-        steps = self._schedule.steps(request.num_steps, request.sampler or self._sampler).last(request.share)
+        """Returns the initial trajectory of an image: pure noise, or the image to edit with noise of the first step.
+
+        Of an image with a mask all of whose steps are made it is pure noise.
+        """
+        num_steps = _given(request.num_steps)
+        steps = self._schedule.steps(num_steps, _given(request.sampler)).last(num_steps - _num_made_steps(request))
         noise = draw_noise(seed, self._latent_shape)
         latent, preserved = noise * np.float32(steps.noise_scale), None
         if edit is not None and edit.latent is not None:
-            if request.share < 1:
+            if request.share < 1 or edit.is_preserved is None:
                 latent = mix(edit.latent, noise, steps.points[0])
-            if edit.is_preserved is not None:
+            if edit.is_preserved is not None and not self._reads_inpainting:
                 preserved = PreservedArea(is_preserved=edit.is_preserved, latent=edit.latent, noise=noise)
-        return Trajectory(latent, steps, preserved, prediction=self._prediction)
+        draw = partial(draw_noise, seed, self._latent_shape) if steps.solver in DRAWING else None
+        return Trajectory(latent, steps, preserved, prediction=self._diffusion.prediction, draw=draw)
 
     async def _finish(
-        self, job: DenoisingJob, request: ImageGenerationRequest, latents: Sequence[Latent], edit: Edit | None
+        self,
+        job: DenoisingJob,
+        request: ImageGenerationRequest,
+        latents: Sequence[Latent],
+        edit: Edit | None,
+        num_steps: int,
     ) -> list[GeneratedImage]:
         """Decodes latents to images."""
         decoded = await self._decode(job, latents, edit)
         job.note(decoded.runs)
         width, height = self.size if edit is None else edit.size(self.size)
         return [
-            GeneratedImage(png=png, seed=seed, num_steps=request.num_made_steps, width=width, height=height)
+            GeneratedImage(png=png, seed=seed, num_steps=num_steps, width=width, height=height)
             for png, seed in zip(decoded.results, _seeds(request), strict=True)
         ]
 
@@ -337,14 +442,14 @@ def _pad_id(bundle: Bundle) -> int:
     return 0 if tokens is None or tokens.pad is None else tokens.pad
 
 
-def _num_rows(request: ImageGenerationRequest, prompts: tuple[ImagePrompt, ImagePrompt] | tuple[str, str]) -> int:
-    """Returns the rows of an image in a step: two with classifier-free guidance."""
-    return 1 if request.guidance_scale == 1 or prompts[0] == prompts[1] else 2
+def _num_made_steps(request: ImageGenerationRequest) -> int:
+    return num_made_steps(_given(request.num_steps), request.share)
 
 
-def _work(request: ImageGenerationRequest) -> float:
-    """Returns the total rows of an image over all steps, from the unread prompts."""
-    return float(_num_rows(request, (request.prompt, request.negative_prompt)) * request.num_made_steps)
+def _given(value: _Value | None) -> _Value:
+    """Returns a value that is known by then."""
+    assert value is not None, "`_complete` and `read_edit` set it"
+    return value
 
 
 def _seeds(request: ImageGenerationRequest) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from headway_server.batching import Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import BatchedResults
-from headway_server.diffusion.engine import LABEL, TEXT, TEXT_MASK, Condition
+from headway_server.diffusion.engine import LABEL, TEXT_MASK, Condition
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing import TextTokenizer
 from headway_server.serving.limits import check_text
@@ -71,7 +71,15 @@ class TextPrompts:
     """
 
     def __init__(
-        self, tokenizer: TextTokenizer, encoder: Batcher, *, max_tokens: int, pad_id: int, max_bytes: int
+        self,
+        tokenizer: TextTokenizer,
+        encoder: Batcher,
+        *,
+        max_tokens: int,
+        pad_id: int,
+        max_bytes: int,
+        outputs: Sequence[str],
+        has_zero_negative: bool,
     ) -> None:
         """Takes the model's parts.
 
@@ -81,15 +89,21 @@ class TextPrompts:
             max_tokens: T.
             pad_id: Padding token.
             max_bytes: Maximum bytes of a prompt in UTF-8.
+            outputs: Names of the encoder's outputs, which are inputs of the denoiser.
+            has_zero_negative: True if an empty negative prompt has states of 0.
         """
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._max_tokens = max_tokens
         self._pad_id = pad_id
         self._max_bytes = max_bytes
+        self._outputs = tuple(outputs)
+        self._has_zero_negative = has_zero_negative
 
     async def read(self, field: str, text: str) -> ImagePrompt:
-        """Tokenizes a text."""
+        """Tokenizes a text; no tokens stand for states of 0."""
+        if self._has_zero_negative and not text and field == "negative_prompt":
+            return ()
         if text:
             check_text(field, text, self._max_bytes)
         [encoded] = [one async for one in self._tokenizer.encode_each([text], add_special_tokens=True)]
@@ -105,13 +119,14 @@ class TextPrompts:
         encoded: BatchedResults[Tensors] = await job.batch(
             self._encoder,
             rows,
-            outputs=(TEXT,),
+            outputs=self._outputs,
             num_bytes=sum(tensor.nbytes for row in rows for tensor in row.values()),
             num_read=sum(len(prompt) for prompt in prompts if isinstance(prompt, tuple)),
         )
         return [
-            {TEXT: found[TEXT], TEXT_MASK: row[ATTENTION_MASK]}
-            for found, row in zip(encoded.results, rows, strict=True)
+            {name: array if prompt else np.zeros_like(array) for name, array in found.items()}
+            | {TEXT_MASK: row[ATTENTION_MASK]}
+            for prompt, found, row in zip(prompts, encoded.results, rows, strict=True)
         ]
 
 
@@ -123,7 +138,9 @@ def text_row(token_ids: Sequence[int], max_tokens: int, pad_id: int) -> Tensors:
     return {INPUT_IDS: input_ids, ATTENTION_MASK: (np.arange(max_tokens) < count).astype(np.int64)}
 
 
-def text_states_shape(encoder: BatchGraph) -> tuple[int, ...]:
-    """Returns the shape of a text's states, (T, D)."""
-    [states] = encoder.session.graph.outputs
-    return tuple(axis for axis in states.shape[1:] if isinstance(axis, int))
+def text_states_shapes(encoder: BatchGraph) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of a text's outputs: its states, (T, D), and perhaps a pooled one, (P,)."""
+    return {
+        spec.name: tuple(axis for axis in spec.shape[1:] if isinstance(axis, int))
+        for spec in encoder.session.graph.outputs
+    }

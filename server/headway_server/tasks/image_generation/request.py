@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from headway_server.diffusion import DiffusionSampler
-from headway_server.diffusion.schedules import num_made_steps
 from headway_server.errors import InvalidInputError
 from headway_server.field_rules import maximum, rules_of
 from headway_server.serving.images import SentImage
@@ -15,6 +14,7 @@ MAX_GENERATED_IMAGES: Final = maximum("GenerateImageRequest.image_count")
 """Maximum images of a call."""
 MAX_STEPS: Final = maximum("DiffusionParameters.step_count")
 """Maximum steps of an image."""
+MIN_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").minimum or 0
 MAX_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").maximum or 0
 DEFAULT_STEPS: Final = int(rules_of("DiffusionParameters.step_count").default_number or 0)
 DEFAULT_GUIDANCE: Final = rules_of("DiffusionParameters.guidance_scale").default_number or 0
@@ -35,8 +35,10 @@ class ImageGenerationRequest:
     negative_prompt: str = ""
     """Prompt that guidance leads away from; empty: unconditional."""
     num_images: int = 1
-    num_steps: int = DEFAULT_STEPS
-    guidance_scale: float = DEFAULT_GUIDANCE
+    num_steps: int | None = None
+    """None: the model's own, or `DEFAULT_STEPS`."""
+    guidance_scale: float | None = None
+    """None: the model's own, or `DEFAULT_GUIDANCE`."""
     sampler: DiffusionSampler | None = None
     """None: the model's own."""
     seed: int | None = None
@@ -52,8 +54,10 @@ class ImageGenerationRequest:
 
     def __post_init__(self) -> None:
         _check("image_count", self.num_images, 1, MAX_GENERATED_IMAGES, "; send several calls")
-        _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
-        _check("parameters.guidance_scale", self.guidance_scale, 1, MAX_GUIDANCE)
+        if self.num_steps is not None:
+            _check("parameters.step_count", self.num_steps, 1, MAX_STEPS)
+        if self.guidance_scale is not None:
+            _check("parameters.guidance_scale", self.guidance_scale, MIN_GUIDANCE, MAX_GUIDANCE)
         _check("preview_step_count", self.preview_step_count, 0, MAX_STEPS)
         if self.strength is not None:
             if self.image is None:
@@ -69,11 +73,6 @@ class ImageGenerationRequest:
     def share(self) -> float:
         """Share of the steps that is made, the last ones: all of them, or fewer for an edit."""
         return self.strength or (DEFAULT_STRENGTH if self.image is not None and self.mask is None else 1.0)
-
-    @property
-    def num_made_steps(self) -> int:
-        """Number of denoising steps made."""
-        return num_made_steps(self.num_steps, self.share)
 
 
 def _check(field: str, value: float, least: float, most: float, advice: str = "") -> None:

@@ -62,6 +62,8 @@ class TextToTextRequest:
     """BCP 47 code; empty for the model's only one."""
     target_language: str = ""
     """BCP 47 code; empty for the model's only one."""
+    questions: tuple[str, ...] = ()
+    """Text that the encoder reads with each image."""
     deadline: float | None = None
     """End of the caller's wait, in seconds of `time.monotonic`."""
 

@@ -651,7 +651,7 @@ class ImageBody(ModelBody):
     negative_prompt: str = ""
     step_count: int | None = None
     guidance_scale: float | None = None
-    sampler: Literal["ddim", "dpm_solver_pp_2m", "euler"] | None = None
+    sampler: DiffusionSampler | None = None
     seed: int | None = None
 
     def request(self, width: int, height: int) -> ImageGenerationRequest:
@@ -665,7 +665,7 @@ class ImageBody(ModelBody):
         given = {
             "num_steps": self.step_count,
             "guidance_scale": self.guidance_scale,
-            "sampler": None if self.sampler is None else DiffusionSampler(self.sampler),
+            "sampler": self.sampler,
             "seed": None if self.seed is None else self.seed % 2**64,
         }
         return ImageGenerationRequest(

@@ -60,6 +60,7 @@ export const caption = {
     offer();
     const input = element("input", { type: "file", accept: "image/*", onchange: () => form.submit() });
     const prefix = element("input", { type: "text", autocomplete: "off" });
+    const question = element("input", { type: "text", autocomplete: "off" });
     const beams = number({ min: 1, max: 8, step: 1, value: 4 });
     const hypotheses = number({ min: 1, max: 8, step: 1, value: 3 });
     const form = caller({
@@ -68,6 +69,7 @@ export const caption = {
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF"),
         field("Language", to),
         field("Begins with", prefix, "Whole words; optional"),
+        field("Question", question, "Of models that are asked, such as <OD>; optional"),
         element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Captions", hypotheses, "The best n")),
       ],
       label: "Caption",
@@ -81,6 +83,7 @@ export const caption = {
         };
         if (to.value) request.language = to.value;
         if (prefix.value.trim()) request.prefixes = [prefix.value];
+        if (question.value.trim()) request.questions = [question.value];
         return { service: "CaptionService", method: "CaptionImage", request };
       },
       async run(prepared, signal, output) {

@@ -13,6 +13,11 @@ const SAMPLERS = [
   ["DIFFUSION_SAMPLER_DPM_SOLVER_PP_2M", "DPM-Solver++(2M)"],
   ["DIFFUSION_SAMPLER_DDIM", "DDIM"],
   ["DIFFUSION_SAMPLER_EULER", "Euler"],
+  ["DIFFUSION_SAMPLER_EULER_ANCESTRAL", "Euler, ancestral"],
+  ["DIFFUSION_SAMPLER_DDPM", "DDPM"],
+  ["DIFFUSION_SAMPLER_PNDM", "PNDM"],
+  ["DIFFUSION_SAMPLER_UNIPC", "UniPC"],
+  ["DIFFUSION_SAMPLER_LCM", "LCM"],
 ];
 
 /** An image to edit, and its mask: `request()` has the fields of both, and the strength. */
@@ -162,8 +167,8 @@ export const draw = {
     const model = modelChoice(served, offer);
     offer();
     const count = number({ min: 1, max: 16, step: 1, value: 1 });
-    const steps = number({ min: 1, max: 250, step: 1, placeholder: DEFAULT_STEPS });
-    const guidance = number({ min: 1, max: 30, step: 0.1, placeholder: 3 });
+    const steps = number({ min: 1, max: 250, step: 1, placeholder: "the model's" });
+    const guidance = number({ min: 0, max: 30, step: 0.1, placeholder: "the model's" });
     const seed = number({ min: 0, step: 1 });
     const sampler = choice(SAMPLERS);
     const over = ground((error) => show(form.output, problem(error)));
