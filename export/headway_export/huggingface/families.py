@@ -87,9 +87,18 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="LLaVA, LLaVA-NeXT, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
+        names="LLaVA, LLaVA-OneVision, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
+    ),
+    Families(
+        kind="",
+        names="LLaVA-NeXT",
+        task="`generation` with images",
+        compared=(
+            "tokens, pixels and order of vectors of conversations with images; served once by hand, 4 answers equal "
+            "`generate`; not served in the tests"
+        ),
     ),
     Families(
         kind="",
@@ -378,6 +387,12 @@ EXPORTED: Final = (
         names="VITS (MMS-TTS)",
         task="`flow_synthesis` ([speech.md](speech.md#published-models-that-speak))",
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
+    ),
+    Families(
+        kind="staged speakers",
+        names="Bark",
+        task="`staged_synthesis` ([speech.md](speech.md#bark))",
+        compared="samples, greedily, within 1e-4; voices, ends, lengths, streams",
     ),
     Families(
         kind="sounds",
