@@ -20,8 +20,8 @@ def test_the_way_of_images_into_prompts_is_read(tmp_path, family):
     """Reading compares tokens and pixels with those of the folder's processor."""
     source, notes = from_folder(tiny_seers.write_seer(tmp_path / family, family), FolderOptions())
     of_any_size = family.startswith("qwen") or family in ("pixtral", "mistral3", "gemma4")
-    is_whole = family == "llava_next" or source.image_prompt.tiles is None
-    tokens = None if of_any_size else (4 if is_whole else 1) + (family == "llava_next")
+    of_rows = family in ("llava_next", "llava_onevision")
+    tokens = None if of_any_size else 5 if of_rows else 1 if source.image_prompt.tiles else 4
     assert source.image_prompt.tokens_per_tile == tokens
     assert source.image_prompt.token in source.media_tokens
     most = 70 if family == "gemma4" else 64

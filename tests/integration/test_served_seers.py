@@ -17,7 +17,7 @@ from headway_export.cli import app
 
 from .conftest import serve_saying
 
-SERVED = ("llava", "llava_next", "smolvlm", "internvl", "qwen2_5_vl", "gemma3", "gemma4", "paligemma2")
+SERVED = ("llava", "llava_onevision", "smolvlm", "internvl", "qwen2_5_vl", "gemma3", "gemma4", "paligemma2")
 NUM_TOKENS = 16
 TEXT = "the rain"
 

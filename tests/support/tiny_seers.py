@@ -76,6 +76,14 @@ _CONFIGS = {
             "image_grid_pinpoints": [list(size) for size in RESOLUTIONS],
         },
     ),
+    "llava_onevision": (
+        "LlavaOnevision",
+        {
+            "vision_config": {**_EYES, "model_type": "siglip_vision_model", "vision_use_head": False},
+            "image_grid_pinpoints": [list(size) for size in RESOLUTIONS],
+            "vision_aspect_ratio": "anyres_max_2",
+        },
+    ),
     "idefics3": ("Idefics3", {"vision_config": _EYES, "scale_factor": 2}),
     "smolvlm": ("SmolVLM", {"vision_config": _EYES, "scale_factor": 2}),
     "qwen2_vl": (
@@ -202,6 +210,12 @@ def _write_processor(folder: Path, family: str, tokenizer: transformers.PreTrain
             points = [list(size) for size in RESOLUTIONS]
             images = transformers.LlavaNextImageProcessorPil(**sizes, image_grid_pinpoints=points)
         settings = {"patch_size": 8, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    elif family == "llava_onevision":
+        images = transformers.LlavaOnevisionImageProcessorPil(
+            size={"height": SIDE, "width": SIDE}, image_grid_pinpoints=[list(size) for size in RESOLUTIONS]
+        )
+        settings = {"num_image_tokens": 4, "vision_feature_select_strategy": "full"}
+        settings |= {"vision_aspect_ratio": "anyres_max_2"}
     elif family.startswith("qwen"):
         images = transformers.Qwen2VLImageProcessorPil(
             size={"shortest_edge": 4 * SIDE**2, "longest_edge": 64 * SIDE**2}, patch_size=SIDE // 2
@@ -255,6 +269,7 @@ def open_processor(folder: Path, family: str) -> transformers.ProcessorMixin:
     kinds = {
         "llava": transformers.LlavaProcessor,
         "llava_next": transformers.LlavaNextProcessor,
+        "llava_onevision": transformers.LlavaOnevisionProcessor,
         "internvl": transformers.InternVLProcessor,
         "pixtral": PixtralProcessor,
         "mistral3": PixtralProcessor,
@@ -288,10 +303,12 @@ def own_answer(folder: Path, family: str, content: list[str | Image.Image], num_
         text = processor.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # PaliGemma's copies tensors as NumPy will not have it
+        if family == "llava_onevision":  # which reads several images of a prompt otherwise
+            pictures = [pictures]
         inputs = processor(text=text, images=pictures, add_special_tokens=False, return_tensors="pt")
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     names = ("input_ids", "pixel_values", "image_grid_thw", "image_sizes", "mm_token_type_ids", "token_type_ids")
-    names += ("image_position_ids",)
+    names += ("image_position_ids", "batch_num_images")
     given = {name: inputs[name] for name in names if name in inputs}
     with torch.inference_mode():
         ids = model.generate(**given, max_new_tokens=num_tokens, do_sample=False)[0].tolist()

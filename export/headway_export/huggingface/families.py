@@ -87,9 +87,18 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
-        names="LLaVA, LLaVA-NeXT, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
+        names="LLaVA, LLaVA-OneVision, SmolVLM, InternVL, Qwen2.5-VL, Gemma 3 and 4 with images, PaliGemma 2",
         task="`generation` with images ([images-in-chat.md](images-in-chat.md))",
         compared="answers to conversations with images equal `generate`, token for token",
+    ),
+    Families(
+        kind="",
+        names="LLaVA-NeXT",
+        task="`generation` with images",
+        compared=(
+            "tokens, pixels and order of vectors of conversations with images; served once by hand, 4 answers equal "
+            "`generate`; not served in the tests"
+        ),
     ),
     Families(
         kind="",
@@ -282,6 +291,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="CLIPSeg",
+        task="`semantic_segmentation` of the caller's labels",
+        compared="labels of pixels, 999 of 1,000; probabilities, within a level of 255",
+    ),
+    Families(
+        kind="",
         names="Depth Anything",
         task="`depth_estimation` ([pixels.md](pixels.md))",
         compared="depth, within 1e-4 of the largest",
@@ -372,6 +387,12 @@ EXPORTED: Final = (
         names="VITS (MMS-TTS)",
         task="`flow_synthesis` ([speech.md](speech.md#published-models-that-speak))",
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
+    ),
+    Families(
+        kind="staged speakers",
+        names="Bark",
+        task="`staged_synthesis` ([speech.md](speech.md#bark))",
+        compared="samples, greedily, within 1e-4; voices, ends, lengths, streams",
     ),
     Families(
         kind="sounds",
@@ -534,7 +555,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
-    "ForImageSegmentation": "segments images without a prompt",
     "ForImageMatting": "cuts out foregrounds",
     "ForNormalEstimation": "tells slopes in images",
     "ForPoseEstimation": "tells poses in images",

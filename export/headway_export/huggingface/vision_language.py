@@ -12,7 +12,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, cast
 
 import numpy as np
@@ -562,6 +562,7 @@ _PIXTRAL: Final = Seeing(
 FAMILIES: Final[Mapping[str, Seeing]] = {
     "LlavaForConditionalGeneration": _LLAVA,
     "VipLlavaForConditionalGeneration": _LLAVA,
+    "LlavaOnevisionForConditionalGeneration": replace(_NEXT, processor="LlavaOnevisionProcessor"),
     "LlavaNextForConditionalGeneration": _NEXT,
     "Idefics3ForConditionalGeneration": _IDEFICS,
     "SmolVLMForConditionalGeneration": _IDEFICS,
@@ -853,14 +854,10 @@ class _Sight:
             least = count
         if least >= max_length:
             raise _SightError(f"one takes {least} tokens, and a text has {max_length} at most; allow more")
-        tiles = self._tiles
-        if self._family.layout == "rows":
-            assert tiles is not None, "an image that has rows of all tiles has tiles"
-            tiles = tiles.model_copy(update={"tile_rows": math.isqrt(demanded(count) - 1)})
         prompt = ImagePrompt(
             token=token,
             tokens_per_tile=count,
-            tiles=tiles,
+            tiles=self._tiles if self._family.layout == "tiles" else self._rows_of(count),
             layout=self._family.layout,
             positions="grid" if self._family.has_grid_positions else "sequence",
             attention=self._family.attention,
@@ -882,6 +879,13 @@ class _Sight:
         if count is None:
             note = f"images: up to {sizes.most_cells:,} tokens each, one for {sizes.multiple} x {sizes.multiple} pixels"
         return {"image_preprocessing": self._preprocessing, "image_prompt": prompt}, (note,)
+
+    def _rows_of(self, count: int | None) -> ImageTiles:
+        """Returns the tiles of an image that has rows of all of them, with `count` vectors each."""
+        known: dict[str, Any] = {"tile_rows": math.isqrt(demanded(count) - 1)}
+        if limit := getattr(self._processor, "vision_aspect_ratio", ""):
+            known |= {"most_read": int(limit.removeprefix("anyres_max_")), "is_of_one": True}
+        return demanded(self._tiles).model_copy(update=known)
 
     def _check_image(
         self,

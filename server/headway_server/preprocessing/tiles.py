@@ -47,6 +47,8 @@ class TiledImage(PreparedImage):
     """(N, 3, H, W), row by row, then the whole image; of an image of any size (1, 3, rows, c, columns, c), where c is
     the side of what an embedding stands for."""
     grid: Grid
+    among_others: NDArray[np.float32] | None = None
+    """(1, 3, H, W), the image as the only tile of one of several images; None: as of one."""
 
 
 class TilePreprocessor(ImagePreprocessor):
@@ -161,7 +163,18 @@ class TilePreprocessor(ImagePreprocessor):
             transform=transform,
             tiles=tiles,
             grid=grid,
+            among_others=self._among_others(image) if self._division is not None and self._division.is_of_one else None,
         )
+
+    def _among_others(self, image: Image.Image) -> NDArray[np.float32]:
+        """Centres an image in a square of the mean colour, as LLaVA-OneVision does: (1, 3, H, W)."""
+        side = max(image.size)
+        colour = tuple(int(255 * value) for value in self._tile.mean)
+        square = Image.new("RGB", (side, side), colour)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        size = self._tile.width, self._tile.height
+        resized = square.resize(size, Image.Resampling[self._tile.interpolation.upper()])
+        return normalize(resized, self._tile)[np.newaxis]
 
     def _whole(self, image: Image.Image, field: str) -> TiledImage:
         resized, transform = self.resize(image, field)

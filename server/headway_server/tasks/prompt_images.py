@@ -5,6 +5,7 @@ M embeddings of an image, D width of the decoder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
@@ -20,6 +21,7 @@ from headway_server.bundles import (
     Bundle,
     ImagePreprocessing,
     ImagePrompt,
+    ImageTiles,
     Variant,
     demanded,
 )
@@ -39,6 +41,8 @@ from headway_server.tasks.job import Job
 _ENTRY_BYTES: Final = 500
 """Bytes of a cache entry besides its embeddings."""
 _MIB: Final = 2**20
+_LEAST_RATIO: Final = 1.1
+"""Of a side of what LLaVA-OneVision has of an image to what it reads, from which on it interpolates."""
 
 Embedded: TypeAlias = tuple[NDArray[np.float32], ...]
 """Embeddings of an image, those of each of its tiles; M in all, with D values each."""
@@ -53,6 +57,13 @@ class PlacedImage:
     sent: SentImage
     grid: Grid
     """Tiles that its header announces."""
+    is_whole: bool = False
+    """True if it is not divided, since it is one of several."""
+
+    @property
+    def key(self) -> bytes:
+        """Identifies its embeddings."""
+        return self.sent.key + b"whole" * self.is_whole
 
 
 class PromptImages:
@@ -138,9 +149,11 @@ class PromptImages:
         Raises:
             InvalidInputError: One is empty, too large, or none.
         """
+        is_whole = self._prompt.tiles is not None and self._prompt.tiles.is_of_one and len(images) > 1
         sizes = await self._preprocessor.sizes([one.data for one in images], [one.field for one in images])
         return [
-            PlacedImage(sent=one, grid=self._preprocessor.grid(*size)) for one, size in zip(images, sizes, strict=True)
+            PlacedImage(sent=one, grid=Grid(0, 0) if is_whole else self._preprocessor.grid(*size), is_whole=is_whole)
+            for one, size in zip(images, sizes, strict=True)
         ]
 
     def written(self, images: Sequence[PlacedImage]) -> WrittenImages:
@@ -163,21 +176,24 @@ class PromptImages:
         return [await self._embedded(one, job) for one in images]
 
     async def _embedded(self, image: PlacedImage, job: Job[Any]) -> Embedded:
-        if (found := self._cache.get(image.sent.key)) is not None:
+        if (found := self._cache.get(image.key)) is not None:
             return found
         num_tiles = 1 if self._prompt.tokens_per_tile is None else image.grid.num_tiles
         num_bytes = len(image.sent.data) + num_tiles * self._preprocessor.num_image_bytes
         with self._admission.admit(1, num_bytes, deadline=job.deadline, caller=job.caller):
             [prepared] = await self._preprocessor.prepare_batch([image.sent.data], fields=[image.sent.field])
             assert isinstance(prepared, TiledImage), "this preprocessor makes tiles"
-            if prepared.grid != image.grid:
+            tiles = prepared.tiles
+            if image.is_whole:
+                tiles = demanded(prepared.among_others)
+            elif prepared.grid != image.grid:
                 raise InvalidInputError(
                     image.sent.field, "has an orientation that its header does not say; save it again upright"
                 )
             batched = await job.batch(
                 self.batcher,
-                [{"pixel_values": tile} for tile in prepared.tiles],
-                groups=[tile.shape for tile in prepared.tiles],
+                [{"pixel_values": tile} for tile in tiles],
+                groups=[tile.shape for tile in tiles],
                 outputs=(IMAGE_EMBEDDINGS,),
                 num_bytes=0,
                 num_read=0,
@@ -185,7 +201,7 @@ class PromptImages:
             )
             job.note(batched.runs)
         embeddings = arranged(self._prompt, image.grid, batched.results)
-        self._cache.put(image.sent.key, embeddings, sum(tile.nbytes + _ENTRY_BYTES for tile in embeddings))
+        self._cache.put(image.key, embeddings, sum(tile.nbytes + _ENTRY_BYTES for tile in embeddings))
         return embeddings
 
 
@@ -206,13 +222,15 @@ def blank_tile(sizes: ImagePreprocessing) -> NDArray[np.float32]:
 def num_embeddings(prompt: ImagePrompt, grid: Grid) -> int:
     """Returns M of an image with a grid."""
     if prompt.layout == "rows":
-        return demanded(prompt.tokens_per_tile) - 1 + grid.seen_rows * (grid.seen_columns + 1)
+        count = demanded(prompt.tokens_per_tile)
+        rows, columns = read_rows(demanded(prompt.tiles), grid)
+        return count if grid.num_tiles == 1 else count - 1 + rows * (columns + 1)
     return grid.rows * grid.columns if prompt.tokens_per_tile is None else grid.num_tiles * prompt.tokens_per_tile
 
 
 def arranged(prompt: ImagePrompt, grid: Grid, tiles: Sequence[NDArray[np.float32]]) -> Embedded:
     """Returns the embeddings of an image in the order of their tokens; those of tiles are (M, D) each."""
-    if prompt.layout == "tiles":
+    if prompt.layout == "tiles" or len(tiles) == 1:
         return tuple(tiles)
     *parts, overview = tiles
     side = demanded(prompt.tiles).tile_rows
@@ -220,9 +238,33 @@ def arranged(prompt: ImagePrompt, grid: Grid, tiles: Sequence[NDArray[np.float32
     joined = joined.transpose(0, 2, 1, 3, 4).reshape(grid.rows * side, grid.columns * side, -1)
     top, left = (joined.shape[0] - grid.seen_rows) // 2, (joined.shape[1] - grid.seen_columns) // 2
     seen = joined[top : top + grid.seen_rows, left : left + grid.seen_columns]
-    ends = np.broadcast_to(overview[-1], (grid.seen_rows, 1, overview.shape[1]))
+    size = read_rows(demanded(prompt.tiles), grid)
+    seen = seen if size == seen.shape[:2] else _interpolated(seen, size)
+    ends = np.broadcast_to(overview[-1], (size[0], 1, overview.shape[1]))
     rows = np.concatenate([seen, ends], axis=1).reshape(-1, overview.shape[1])
     return (np.concatenate([overview[:-1], rows]),)
+
+
+def read_rows(tiles: ImageTiles, grid: Grid) -> tuple[int, int]:
+    """Returns the rows and columns of embeddings that are read of all tiles, as LLaVA-OneVision computes them."""
+    rows, columns = grid.seen_rows, grid.seen_columns
+    if tiles.most_read is not None:
+        ratio = math.sqrt(rows * columns / (tiles.most_read * tiles.tile_rows**2))
+        if ratio > _LEAST_RATIO:
+            return int(rows // ratio), int(columns // ratio)
+    return rows, columns
+
+
+def _interpolated(embeddings: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """Interpolates linearly between the centres of cells: (rows, columns, D) -> (*size, D)."""
+    for axis, count in enumerate(size):
+        length = embeddings.shape[axis]
+        at = np.maximum((np.arange(count, dtype=np.float32) + 0.5) * np.float32(length / count) - 0.5, 0)
+        low = np.minimum(at.astype(np.int64), length - 1)
+        shares = np.expand_dims(at - low, [1 - axis, 2]).astype(np.float32)
+        first = embeddings.take(low, axis)
+        embeddings = first + (embeddings.take(np.minimum(low + 1, length - 1), axis) - first) * shares
+    return embeddings
 
 
 def image_text(prompt: ImagePrompt, grid: Grid) -> str:
@@ -279,7 +321,7 @@ def place_media(
     if prompt.positions == "grid":
         offsets = grid_offsets(len(input_ids), positions, [one.grid for one in images])
     keys = [
-        one.sent.key + row.to_bytes(4, "little")
+        one.key + row.to_bytes(4, "little")
         for one, tiles in zip(images, embeddings, strict=True)
         for row in range(sum(map(len, tiles)))
     ]

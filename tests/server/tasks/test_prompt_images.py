@@ -5,11 +5,18 @@ import time
 import numpy as np
 import pytest
 
-from headway_server.bundles import ImagePrompt
+from headway_server.bundles import ImagePrompt, ImageTiles
 from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.tiles import Grid
 from headway_server.serving.images import SentImage
-from headway_server.tasks.prompt_images import PlacedImage, blocks_of, place_media, shown_images
+from headway_server.tasks.prompt_images import (
+    PlacedImage,
+    arranged,
+    blocks_of,
+    num_embeddings,
+    place_media,
+    shown_images,
+)
 
 TOKEN = 7
 
@@ -65,3 +72,22 @@ def test_tokens_that_attend_to_each_other_are_not_cut(attention):
     assert place(tiles, attention=attention).blocks == (((1, 5),) if attention == "image" else ((0, 6),))
     with pytest.raises(InvalidInputError, match="would be cut within its images"):
         place(tiles, num_cut=1, attention=attention)
+
+
+@pytest.mark.parametrize(("most_read", "size"), [(None, (4, 6)), (1, (1, 2))])
+def test_rows_of_all_tiles_stand_behind_the_whole_without_what_is_black(most_read, size):
+    """Tiles of 2 x 2 embeddings, 3 x 3 of them, of whose 6 x 6 the first row and the last are black."""
+    tiles = ImageTiles(fit="resolutions", resolutions=((3, 3),), tile_rows=2, most_read=most_read)
+    prompt = ImagePrompt(marker="<i>", token=TOKEN, embedding="<i>", tokens_per_tile=5, layout="rows", tiles=tiles)
+    grid = Grid(3, 3, 4, 6)
+    places = np.arange(36.0).reshape(3, 2, 3, 2).transpose(0, 2, 1, 3).reshape(9, 4)
+    parts = [np.append(place, -2)[:, np.newaxis].astype(np.float32) for place in (*places, [-1] * 4)]
+    [found] = arranged(prompt, grid, parts)
+    assert len(found) == num_embeddings(prompt, grid) == 4 + size[0] * (size[1] + 1)
+    assert found[:4].tolist() == [[-1]] * 4
+    rows = found[4:].reshape(size[0], size[1] + 1)
+    assert rows[:, -1].tolist() == [-2] * size[0]
+    if most_read is None:
+        assert rows[:, :-1].tolist() == np.arange(36.0).reshape(6, 6)[1:5].tolist()
+    else:
+        assert rows[0, :-1].tolist() == [16.0, 19.0]  # between rows 2 and 3, at columns 1 and 4
