@@ -129,10 +129,13 @@ def file_of(image):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
-@pytest.mark.parametrize("call", [(7, 7.5, "a cat"), (20, 7.5, ""), (4, 1.0, "")], ids=["negative", "", "free"])
-def test_an_image_is_that_of_the_pipeline(client, pipeline, sampler, call, monkeypatch):
-    prompt, (steps, guidance, negative) = "A red cat", call
+@pytest.mark.parametrize(
+    "case",
+    [*((sampler, 7, 7.5, "a cat") for sampler in SAMPLERS), ("ddim", 20, 7.5, ""), ("euler", 4, 1.0, "")],
+    ids=lambda case: "-".join(map(str, case)),
+)
+def test_an_image_is_that_of_the_pipeline(client, pipeline, case, monkeypatch):
+    prompt, (sampler, steps, guidance, negative) = "A red cat", case
     exact = with_noise(with_sampler(pipeline, sampler), monkeypatch, 11)(
         prompt,
         negative_prompt=negative,
@@ -156,8 +159,7 @@ def test_the_scheduler_of_the_folder_is_the_default(client):
     assert other.png != plain.png
 
 
-@pytest.mark.parametrize("strength", [0.35, 0.8, 1.0])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "strength"), list(zip(SAMPLERS, itertools.cycle((0.35, 0.8, 1.0)), strict=False)))
 def test_an_edited_image_is_that_of_the_pipeline(client, pipeline, sampler, strength, monkeypatch):
     kind = diffusers.StableDiffusionImg2ImgPipeline
     made = with_noise(with_sampler(pipeline, sampler, kind), monkeypatch, 2)
@@ -168,12 +170,17 @@ def test_an_edited_image_is_that_of_the_pipeline(client, pipeline, sampler, stre
     assert np.abs(served(found) - levels(exact)).max() <= LEVELS
 
 
-@pytest.mark.parametrize("strength", [0.6, 1.0])
-@pytest.mark.parametrize(
-    "case", [*(("stable-diffusion", sampler) for sampler in SAMPLERS), ("inpainting", "pndm")], ids="-".join
-)
-def test_a_painted_area_is_that_of_the_pipeline(client, folders, case, strength, monkeypatch):
-    model, sampler = case
+PAINTED = [
+    *(("stable-diffusion", sampler, 0.6) for sampler in SAMPLERS),
+    ("stable-diffusion", "ddim", 1.0),
+    ("inpainting", "pndm", 0.6),
+    ("inpainting", "pndm", 1.0),
+]
+
+
+@pytest.mark.parametrize("case", PAINTED, ids=lambda case: "-".join(map(str, case)))
+def test_a_painted_area_is_that_of_the_pipeline(client, folders, case, monkeypatch):
+    model, sampler, strength = case
     kind = diffusers.StableDiffusionInpaintPipeline
     own = kind.from_pretrained(folders[model], requires_safety_checker=False)
     made = with_noise(with_sampler(own, sampler, kind), monkeypatch, 4)
