@@ -450,6 +450,9 @@ class DetectObjectsOptions(ModelOptions, total=False):
 class ClassifyPixelsOptions(ModelOptions, total=False):
     """Options of ClassifyPixels."""
 
+    labels: Annotated[
+        Texts | None, "Texts of what to look for. A model without labels of its own requires them, others refuse them."
+    ]
     image_ids: Annotated[Texts | None, "Ids of prepared images, in place of images."]
 
 

@@ -585,6 +585,8 @@ def classify_pixels(images: Images = (), **options: Unpack[ClassifyPixelsOptions
     """ClassifyPixels."""
     contents = _as_images("images", images)
     values = _values(ClassifyPixelsOptions, options, images=contents)
+    if (labels := options.get("labels")) is not None:
+        values["labels"] = as_texts("labels", labels)
     count = len(contents) + _take_ids(values)
     return _unary("ClassifyPixels", values, PixelClassification, count)
 

@@ -542,11 +542,13 @@ class PixelLabel:
 
     label: str
     label_index: int
-    """Number of the label among the model's labels, its level in the map."""
+    """Number of the label among the model's labels, or the given ones, its level in the map."""
     share: float
     """Share of the pixels, 0 to 1."""
     score: float
     """Mean of the label's score over these pixels."""
+    probability_map: bytes = b""
+    """Grey PNG of a given label, of which level 255 is a probability of 1; empty for labels of the model."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from headway_export.rewriting import (
 from headway_export.source import ExportSource, check_chat_template
 from headway_export.space import bundle_bytes, check_disk
 from headway_export.tasks.table import task_of, tasks_where
-from headway_export.tracing import Role, TracedGraph, TracedModel, trace
+from headway_export.tracing import CACHED, Role, TracedGraph, TracedModel, trace
 from headway_export.weights import CheckpointFiles, WrittenWeights, save
 from headway_server.bundles import (
     BATCH_AXIS,
@@ -417,7 +417,7 @@ class _Prover:
 
     def _as_written(self, precision: Precision, graph: TracedGraph) -> TracedGraph:
         """Returns the graph as it is written."""
-        if graph.role != "decoder":
+        if graph.role not in CACHED:
             return graph
         prompt, more = self._source.image_prompt, task_of(self._source.task).more_outputs
         ahead: list[InPlacePass] = []

@@ -50,6 +50,7 @@ from headway_server.bundles import (
     SoundPreprocessing,
     Space,
     SpecialTokens,
+    SpeechStages,
     SpeechTokens,
     Tagging,
     Task,
@@ -245,6 +246,8 @@ class ExportSource:
     codec: AudioCodec | None = None
     flow: FlowSpeech | None = None
     """How a model of flow synthesis speaks."""
+    stages: SpeechStages | None = None
+    """How a model of staged synthesis speaks."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, redi
 from dataclasses import dataclass, replace
 from io import StringIO
 from types import MappingProxyType
-from typing import Any, TypeAlias, Unpack, cast
+from typing import Any, Final, TypeAlias, Unpack, cast
 
 import numpy as np
 import onnx_ir as ir
@@ -231,6 +231,8 @@ def _trace_attention(exported: ExportTask, asked: Traceable) -> TracedGraph:
 
 # Models with state
 
+CACHED: Final = ("decoder", "coarse_decoder")
+"""Roles of graphs that read a cache."""
 STEP_INPUTS = (
     ("input_ids", "int64", "slots", "length"),
     ("position_ids", "int64", "slots", "length"),
@@ -496,7 +498,7 @@ def trace_graph(
     model: ir.Model = program.model
     _share_weights(model, module)
     rewrite(model, ChooseAttention(), FuseAttention())
-    if role == "decoder":
+    if role in CACHED:
         rewrite(model, GatherAsked())
     taken = None
     if chunk_length(longest) < longest:

@@ -130,7 +130,7 @@ def _fields(body: bytes) -> dict[str, Any]:
 
 def _form(content_type: str, body: bytes) -> dict[str, Any]:
     try:
-        fields = read_form(content_type, body)
+        fields = read_form(content_type, body, None)
     except InvalidInputError:
         return {}
     return {"model": fields.get("model", b"").decode(errors="replace")}

@@ -230,6 +230,7 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.CTC_TRANSCRIPTION: ([{"audio": [AUDIO]}], {"max_new_tokens": 2}),
     Task.SPEECH_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.FLOW_SYNTHESIS: ([{"text": [b"one"]}], {"speaking_rate": 1.5, "seed": 7}),
+    Task.STAGED_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.TEXT_CLASSIFICATION: (OF_TEXTS, {}),
     Task.TOKEN_CLASSIFICATION: (
         [{"text": [b"Ada Lovelace saw Paris"]}, PAGE, {**PAGE, "page_size": [[1000, 2000]]}],
@@ -338,6 +339,11 @@ TYPED: dict[Task, Typed] = {
         request={"texts": ["one"], "parameters": {"speaking_rate": 1.5, "sampling": SEED}},
         outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),
     ),
+    Task.STAGED_SYNTHESIS: Typed(
+        rpc="SynthesizeSpeech",
+        request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
+        outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),
+    ),
     Task.TEXT_CLASSIFICATION: Typed(rpc="ClassifyText", request=REQUESTS["ClassifyText"], outputs=LABELS),
     Task.TOKEN_CLASSIFICATION: Typed(
         rpc="ClassifyTokens",
@@ -391,7 +397,8 @@ TYPED: dict[Task, Typed] = {
         | named("results.labels.label", "label")
         | named("results.labels.label_index", "label_index")
         | named("results.labels.share", "share")
-        | named("results.labels.score", "score"),
+        | named("results.labels.score", "score")
+        | named("results.labels.probability_map", "probability_map"),
     ),
     Task.DEPTH_ESTIMATION: Typed(
         rpc="EstimateDepth",
@@ -729,6 +736,7 @@ OPENAI: dict[str, dict[str, Any]] = {
     EMBED_ALL_PATH: {"inputs": ["goal", "star"]},
     PREDICT_PATH: {"inputs": "goal"},
     "/v1/images/generations": {"prompt": "", "step_count": 1},
+    "/v1/images/edits": {},
     "/v1/audio/speech": {"input": "one", "max_duration_seconds": 0.1},
     "/v1/audio/transcriptions": {},
     "/v1/audio/translations": {},
@@ -746,6 +754,11 @@ def test_openai_answers_for_every_model_that_can(doors: Doors, http: Any, path: 
         if path.startswith("/v1/audio/trans"):
             audio = (doors.folder / "speech.wav").read_bytes()
             answer = http.post(path, data={"model": name}, files={"file": ("speech.wav", audio)})
+        elif path == "/v1/images/edits":
+            fields = {"model": name, "prompt": "", "step_count": "1"}
+            answer = http.post(
+                path, data=fields, files={"image": ("a.png", (doors.folder / "picture.png").read_bytes())}
+            )
         else:
             answer = http.post(path, json={"model": name, **OPENAI[path]})
         if not has_ability(FAMILIES, manifest, OPENAI_ABILITIES[path]):

@@ -14,7 +14,6 @@ from grpc_tools import protoc
 from headway_client import options
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.field_rules import FieldRules, all_rules
-from headway_server.tasks.image_generation.request import ImageGenerationRequest
 from headway_server.tasks.segmentation.model import EverythingRequest
 from headway_server.tasks.text_to_text.request import TextToTextParameters
 
@@ -77,11 +76,6 @@ def test_a_range_in_a_comment_has_its_rule(comments: dict[str, str]) -> None:
     [
         (SamplingParameters, ("GenerationParameters", "SamplingParameters"), {}),
         (TextToTextParameters, ("DecodingParameters",), {"num_hypotheses": "hypothesis_count"}),
-        (
-            ImageGenerationRequest,
-            ("DiffusionParameters", "GenerateImageRequest"),
-            {"num_steps": "step_count", "num_images": "image_count"},
-        ),
         (EverythingRequest, ("SegmentEverythingRequest",), {}),
     ],
 )

@@ -13,6 +13,7 @@ from documents import names, rows
 
 from headway_client.cli import app
 from headway_server.bundles import Task
+from headway_server.diffusion import DiffusionSampler
 from headway_server.services.open_inference.tasks import TensorTask
 from headway_server.serving.abilities import Ability
 from headway_server.serving.families import tasks_with
@@ -82,7 +83,7 @@ def test_oip_md_describes_the_tensors_and_parameters_of_every_task(root: Path) -
     common = set.intersection(*(set(task.parameters) for task in tensor_tasks.values()))
     for title, told in parameters:
         if title != "all" and "those of" not in told:
-            values = {"first", "heuristic", "never", "wav", "flac", "opus", "mp3", "ddim", "dpm_solver_pp_2m", "euler"}
+            values = {"first", "heuristic", "never", "wav", "flac", "opus", "mp3", *DiffusionSampler}
             assert names(told) - values == tensor_tasks[titles[title]].parameters.keys() - common, title
     for title in ("transcription", "speech synthesis", "image generation", "segmentation"):
         [(inputs, outputs)] = [row[1:] for row in tensors if row[0] == title]

@@ -6,6 +6,7 @@ in each quarter of an image but the last, by the same means. The letter model he
 second, by how loud it is, and the loudness model tells how loud a whole sound is.
 """
 
+import json
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,10 +34,12 @@ from headway_server.bundles import (
     ParityFigures,
     Precision,
     QualityFigure,
+    SamplingDefaults,
     Scoring,
     SemanticSegmentation,
     SoundPreprocessing,
     SpecialTokens,
+    SpeechStages,
     Task,
     TensorSpec,
     Variant,
@@ -468,6 +471,108 @@ def write_whistle_bundle(store: Path, *, name: str = "whistle", version: str = "
             task=Task.FLOW_SYNTHESIS,
             limits=Limits(max_input_tokens=101),
             flow=WHISTLE,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+HUM = SpeechStages(
+    sampling_rate=8_000,
+    hop_length=80,
+    num_books=3,
+    codebook_size=8,
+    num_inputs=64,
+    text_offset=24,
+    text_pad=60,
+    semantic_infer=61,
+    semantic_rate=50,
+    coarse_rate=100,
+    first_code=16,
+    coarse_pad=32,
+    coarse_infer=33,
+    coarse_input=8,
+    coarse_history=8,
+    coarse_window=4,
+    coarse_sampling=SamplingDefaults(temperature=1.0),
+    fine_input=16,
+    fine_history=8,
+    fine_temperature=0.5,
+)
+"""How the humming model speaks."""
+
+
+def write_hum_bundle(store: Path, *, name: str = "hum", version: str = "1") -> Bundle:
+    """Publishes the humming model: its tokens follow from the one before, and its samples are codes."""
+    ids, places = (
+        TensorSpec(name=name, dtype="int64", shape=("slots", axis))
+        for name, axis in (("input_ids", "length"), ("logits_positions", "logits_length"))
+    )
+    codes = TensorSpec(name="codes", dtype="int64", shape=("batch", HUM.fine_input, HUM.num_books))
+    book = TensorSpec(name="book", dtype="int64", shape=("batch",))
+    fine = TensorSpec(name="logits", dtype="float32", shape=("batch", HUM.fine_input, HUM.codebook_size))
+    samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
+
+    def decoder(num_tokens: int) -> tuple[list[onnx.NodeProto], TensorSpec]:
+        table = np.random.default_rng(0).normal(size=(HUM.num_inputs, num_tokens)).astype(np.float32)
+        nodes = [
+            _constant("size", np.array(HUM.num_inputs)),
+            _constant("table", table),
+            _constant("last", np.array([-1])),
+            _constant("width", np.array([1, 1, num_tokens])),
+            helper.make_node("Mod", ["input_ids", "size"], ["tokens"]),
+            helper.make_node("Gather", ["table", "tokens"], ["all"]),  # (R, T, V)
+            helper.make_node("Unsqueeze", ["logits_positions", "last"], ["places"]),
+            helper.make_node("Expand", ["places", "width"], ["index"]),
+            helper.make_node("GatherElements", ["all", "index"], ["logits"], axis=1),
+        ]
+        return nodes, TensorSpec(name="logits", dtype="float32", shape=("slots", "logits_length", num_tokens))
+
+    windows = [
+        _constant("axis", np.array([2])),
+        _constant("classes", np.array(HUM.codebook_size)),
+        _constant("values", np.array([0, 1], np.float32)),
+        _constant("ends", np.array([1])),
+        helper.make_node("ReduceSum", ["codes", "axis"], ["sums"], keepdims=0),  # (B, F)
+        helper.make_node("Unsqueeze", ["book", "ends"], ["books"]),
+        helper.make_node("Add", ["sums", "books"], ["added"]),
+        helper.make_node("Mod", ["added", "classes"], ["chosen"]),
+        helper.make_node("OneHot", ["chosen", "classes", "values"], ["logits"]),
+    ]
+    waveform = [
+        _constant("axis", np.array([2])),
+        _constant("repeats", np.array([1, 1, HUM.hop_length])),
+        _constant("shape", np.array([0, -1])),
+        _constant("scale", np.array(0.02, np.float32)),
+        helper.make_node("ReduceSum", ["codes", "axis"], ["sums"], keepdims=1),  # (B, F, 1)
+        helper.make_node("Cast", ["sums"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["numbers", "scale"], ["levels"]),
+        helper.make_node("Tile", ["levels", "repeats"], ["held"]),
+        helper.make_node("Reshape", ["held", "shape"], ["samples"]),
+    ]
+    frames = codes.model_copy(update={"shape": ("batch", "frames", HUM.num_books)})
+    vocabulary = {letter: index for index, letter in enumerate("_" + string.ascii_lowercase)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        voice = {"semantic": [1, 2, 3], "coarse": [[1, 2], [3, 4], [5, 6], [7, 0]], "fine": [[1, 2, 3]] * 4}
+        (folder / "voices.json").write_text(json.dumps({"low": voice}))
+        graphs: dict[GraphRole, Graph] = {}
+        for role, num_tokens in (("decoder", HUM.first_code + 1), ("coarse_decoder", 34)):
+            nodes, logits = decoder(num_tokens)
+            graphs[role] = _save_graph(folder, nodes, [ids, places], [logits], role=role)  # type: ignore[index]
+        graphs["fine_decoder"] = _save_graph(folder, windows, [codes, book], [fine], role="fine_decoder")
+        graphs["codec_decoder"] = _save_graph(folder, waveform, [frames], [samples], role="codec_decoder")
+        manifest = _manifest(
+            folder,
+            graphs,
+            name=name,
+            version=version,
+            task=Task.STAGED_SYNTHESIS,
+            limits=Limits(max_input_tokens=16, max_total_tokens=40),
+            special_tokens=SpecialTokens(eos=HUM.first_code),
+            labels=("low",),
+            stages=HUM,
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import tiny_clips
+import tiny_huggingface as tiny
 import torch
 import transformers
 
@@ -172,6 +174,9 @@ DEPTH = {
     ),
     "dpt": ("DPTForDepthEstimation", _DPT, "DPTImageProcessor", {"resample": 3}),
 }
+_TOWER = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48}
+LABELS = ("seven", "one two three", "nine eight")
+"""Of tokens of `tiny_huggingface`."""
 _DEVIATIONS = {"class_predictor": 1.0, "quer": 2.0, "mask_embedder": 0.15}
 """Of weights, by a part of their names, such that every cell has a mask and several labels win."""
 _MASKS_SEED = 9
@@ -194,6 +199,45 @@ def write_pixel_model(folder: Path, family: str, *, is_depth: bool = False, **pr
     written = {"image_processor_type": processor, **_SQUARE, **settings, **preprocessing}
     (folder / "preprocessor_config.json").write_text(json.dumps(written))
     return folder
+
+
+def write_zero_shot_model(folder: Path) -> Path:
+    """Writes a model of the caller's labels, whose maps differ."""
+    end = tiny.WORDS - 1
+    text = {**_TOWER, "vocab_size": tiny.WORDS, "max_position_embeddings": 12, "bos_token_id": 1, "eos_token_id": end}
+    config = transformers.CLIPSegConfig(
+        text_config={**text, "pad_token_id": 0},
+        vision_config={**_TOWER, "image_size": 64, "patch_size": 16},
+        projection_dim=24,
+        extract_layers=[0, 1, 2],
+        reduce_dim=16,
+        decoder_num_attention_heads=2,
+        decoder_intermediate_size=24,
+    )
+    torch.manual_seed(3)
+    model = transformers.CLIPSegForImageSegmentation(config).eval()
+    with torch.no_grad():
+        for part, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.6 if "film" in part or "embedding" in part else 0.25)
+    model.save_pretrained(folder)
+    tiny_clips.write_tokenizer(folder, "clip")
+    size = {"size": {"height": 96, "width": 96}}
+    written = {"image_processor_type": "ViTImageProcessor", **_SQUARE, **size}
+    (folder / "preprocessor_config.json").write_text(json.dumps(written))
+    return folder
+
+
+def expected_maps(folder: Path, image, labels):
+    """Returns the logits of each label at each pixel, (labels, height, width), by `transformers`."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.CLIPSegForImageSegmentation.from_pretrained(folder).eval()
+    texts = tokenizer(list(labels), padding=True, return_tensors="pt")
+    pixels = processor([image] * len(labels), return_tensors="pt")
+    with torch.inference_mode():
+        logits = model(**texts, **pixels).logits.reshape(len(labels), 1, 96, 96)
+    return torch.nn.functional.interpolate(logits, image.size[::-1], mode="bilinear", align_corners=False)[:, 0]
 
 
 def _answer(folder: Path, kind, image):

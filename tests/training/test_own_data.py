@@ -56,6 +56,9 @@ def test_tab_separated_and_packed_files_are_read(tmp_path):
         ("text,label\none,a\ntwo,a\n", "every row has the label 'a'; a classifier needs at least 2 labels"),
         ("a\nb\n", "line 1: 1 column; expected a header"),
         ("sentence,class\none,a\none,two\nthree,b\none,c\n", r"line 1: \['sentence', 'class'\] looks like a header"),
+        ("sentence,mood\n" + "".join(f"text {n},good\n" for n in range(30)), "has 31 different labels in 31 rows"),
+        ("".join(f"text {n},good\n" for n in range(30)), "has 30 different labels in 30 rows, such as 'text 0'"),
+        ("text,label\n" + "".join(f"good,text {n}\n" for n in range(30)), "has 30 different labels in 30 rows"),
     ],
 )
 def test_a_bad_csv_is_an_error_that_names_the_line(tmp_path, content, message):

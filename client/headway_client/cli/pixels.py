@@ -124,10 +124,23 @@ def _answers(
             yield image, result, answer
 
 
+def _without_files(values: Any) -> Any:
+    """Leaves out bytes, at any depth."""
+    if isinstance(values, dict):
+        return {name: _without_files(value) for name, value in values.items() if not isinstance(value, bytes)}
+    return [_without_files(value) for value in values] if isinstance(values, list | tuple) else values
+
+
 def _print_json(image: str, result: Any, answer: Answer[Any]) -> None:
-    """Prints all of a result but its file."""
-    shown = {name: value for name, value in as_dict(result).items() if not isinstance(value, bytes)}
-    print_json({"input": image, **shown, "model": as_dict(answer.model), "timings": as_dict(answer.timings)})
+    """Prints all of a result but its files."""
+    print_json(
+        {
+            "input": image,
+            **_without_files(as_dict(result)),
+            "model": as_dict(answer.model),
+            "timings": as_dict(answer.timings),
+        }
+    )
 
 
 def _save_overlay(result: PixelClassification, image: Path, file: Path) -> None:

@@ -291,6 +291,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="CLIPSeg",
+        task="`semantic_segmentation` of the caller's labels",
+        compared="labels of pixels, 999 of 1,000; probabilities, within a level of 255",
+    ),
+    Families(
+        kind="",
         names="Depth Anything",
         task="`depth_estimation` ([pixels.md](pixels.md))",
         compared="depth, within 1e-4 of the largest",
@@ -381,6 +387,12 @@ EXPORTED: Final = (
         names="VITS (MMS-TTS)",
         task="`flow_synthesis` ([speech.md](speech.md#published-models-that-speak))",
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
+    ),
+    Families(
+        kind="staged speakers",
+        names="Bark",
+        task="`staged_synthesis` ([speech.md](speech.md#bark))",
+        compared="samples, greedily, within 1e-4; voices, ends, lengths, streams",
     ),
     Families(
         kind="sounds",
@@ -543,7 +555,6 @@ OTHER_HEADS: Final[Mapping[str, str]] = {
     "ForTextToSpeech": "speaks",
     "ForTextToWaveform": "speaks",
     "ForZeroShotObjectDetection": "finds objects in images",
-    "ForImageSegmentation": "segments images without a prompt",
     "ForImageMatting": "cuts out foregrounds",
     "ForNormalEstimation": "tells slopes in images",
     "ForPoseEstimation": "tells poses in images",

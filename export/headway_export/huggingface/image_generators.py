@@ -259,7 +259,7 @@ class TextTransformer(nn.Module):
 
     def forward(self, latent: Tensor, timestep: Tensor, text: Tensor, text_mask: Tensor) -> Tensor:
         """(B, C, S, S), (B,), (B, T, D), (B, T) -> (B, C, S, S)."""
-        torch._check(text_mask.shape[0] == latent.shape[0])  # noqa: SLF001 (its name) as rows of the mask are counted
+        torch._check(text_mask.shape[0] == latent.shape[0])  # type: ignore[no-untyped-call]  # noqa: SLF001 (its name)
         more: dict[str, Tensor | None] = {"resolution": None, "aspect_ratio": None}
         if self.transformer.config.sample_size == _CONDITIONED_SIDE:
             more["resolution"] = latent.new_full((latent.shape[0], 2), self.image_size)

@@ -63,6 +63,7 @@ from headway_export.huggingface.semantic_segmenters import SEMANTIC_HEADS, read_
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
+from headway_export.huggingface.staged_speakers import STAGED_SPEAKERS, read_staged_speaker
 from headway_export.huggingface.static import read_static, static_part
 from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
@@ -110,6 +111,7 @@ KINDS: Final = (
     Kind(task=Task.TRANSLATION, heads=TRANSLATORS, is_encoder_decoder=True, read=read_translator),
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
     Kind(task=Task.FLOW_SYNTHESIS, heads=FLOW_SPEAKERS, read=read_flow_speaker),
+    Kind(task=Task.STAGED_SYNTHESIS, heads=STAGED_SPEAKERS, read=read_staged_speaker),
     Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
     Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(

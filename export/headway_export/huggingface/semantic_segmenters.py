@@ -15,11 +15,17 @@ from transformers import AutoModelForSemanticSegmentation, AutoModelForUniversal
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
+from headway_export.huggingface.zero_shot_segmenters import ZERO_SHOT_SEGMENTERS, read_zero_shot_segmenter
 from headway_export.source import ExportSource
 from headway_server.bundles import SemanticSegmentation
 from headway_training.folders import first_line, labels_of
 
-SEMANTIC_HEADS: Final = ("ForSemanticSegmentation", "ForUniversalSegmentation", "ForInstanceSegmentation")
+SEMANTIC_HEADS: Final = (
+    "ForSemanticSegmentation",
+    "ForUniversalSegmentation",
+    "ForInstanceSegmentation",
+    "ForImageSegmentation",
+)
 PIXEL_CLASSIFIERS: Final = ("segformer", "beit", "data2vec-vision", "upernet", "dpt", "mobilevit", "mobilenet_v2")
 """Families whose logits are those of labels, by model type."""
 MASK_CLASSIFIERS: Final[dict[str, int | None]] = {"maskformer": None, "mask2former": 384}
@@ -69,10 +75,12 @@ def read_semantic_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[st
         SourceError: The folder is incomplete, or its model or its preprocessing cannot be served.
     """
     family = folder.config.model_type
+    if family in ZERO_SHOT_SEGMENTERS:
+        return read_zero_shot_segmenter(folder)
     if family not in PIXEL_CLASSIFIERS and family not in MASK_CLASSIFIERS:
         raise SourceError(
             f"{folder.path}: labels pixels as {family}, and how its outputs are read is not known; known are "
-            f"{', '.join(sorted((*PIXEL_CLASSIFIERS, *MASK_CLASSIFIERS)))}"
+            f"{', '.join(sorted((*PIXEL_CLASSIFIERS, *MASK_CLASSIFIERS, *ZERO_SHOT_SEGMENTERS)))}"
         )
     preprocessing, is_bgr = read_preprocessing(folder)
     if (preprocessing.resize, preprocessing.resize_size) != ("stretch", None):

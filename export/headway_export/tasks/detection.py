@@ -81,7 +81,7 @@ class ObjectDetection(ImageTask):
 
     def trace(self, asked: Traceable) -> TracedModel:
         """Traces images to boxes, and labels to embeddings where they are texts of the caller."""
-        encoder = _encoder_of(asked.module)
+        encoder = encoder_of(asked.module)
         traced = super().trace(asked)
         if encoder is None:
             return traced
@@ -130,8 +130,8 @@ class ObjectDetection(ImageTask):
                 ordered = _in_order_of(answer(), found) if LOGITS in found else found
                 comparison.add_outputs(ordered, where, answer)
             comparison.num_shapes += 1
-        if (encoder := _encoder_of(reference.module)) is not None:
-            _compare_labels(candidate, reference, StatelessGraph(encoder), comparison)
+        if (encoder := encoder_of(reference.module)) is not None:
+            compare_labels(candidate, reference, StatelessGraph(encoder), comparison)
 
     def output_of(self, source: ExportSource) -> str:
         """Returns the output that scores are made of."""
@@ -147,8 +147,7 @@ class ObjectDetection(ImageTask):
         graph, source = candidate.open_stateless(), candidate.source
         labels = None
         if source.tokenizer is not None:
-            texts = [text_tensors(ids) for ids in source.encode(JUDGED_LABELS)]
-            labels = np.stack([row[EMBEDDING] for row in run_batch(open_encoder(candidate), texts)])  # (C, D)
+            labels = judged_labels(candidate)
         for number, item in enumerate(inputs.items):
             [found] = run_batch(graph, [item])
             row = np.concatenate([_logits_of(found, labels).ravel(), found[BOXES].ravel()]).astype(np.float32)
@@ -186,7 +185,7 @@ class ObjectDetection(ImageTask):
         )
 
 
-def _encoder_of(module: nn.Module) -> nn.Module | None:
+def encoder_of(module: nn.Module) -> nn.Module | None:
     """Returns the part of a detector that embeds labels; None of one with labels of its own."""
     encoder: nn.Module | None = getattr(module, "text_encoder", None)
     return encoder
@@ -198,7 +197,13 @@ def open_encoder(candidate: Candidate) -> Any:
     return text_graph(session, candidate.source.special_tokens)
 
 
-def _compare_labels(candidate: Candidate, reference: Reference, exact: nn.Module, comparison: Comparison) -> None:
+def judged_labels(candidate: Candidate) -> NDArray[np.float32]:
+    """Returns the embeddings of common labels, (C, D)."""
+    ids = candidate.source.encode(JUDGED_LABELS, candidate.source.limits.max_input_tokens)
+    return np.stack([row[EMBEDDING] for row in run_batch(open_encoder(candidate), list(map(text_tensors, ids)))])
+
+
+def compare_labels(candidate: Candidate, reference: Reference, exact: nn.Module, comparison: Comparison) -> None:
     """Compares batches of labels, long and short together."""
     source, graph = candidate.source, open_encoder(candidate)
     limit = demanded(source.limits.max_input_tokens)

@@ -7,23 +7,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from headway_export import synthetic
 from headway_export.agreement import Rows
 from headway_export.candidate import Candidate, run_batch
+from headway_export.graphs import StatelessGraph
 from headway_export.inputs import NUM_MASKED, Draw, Inputs, image_items, places
 from headway_export.parity import Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
+from headway_export.tasks.detection import compare_labels, encoder_of, judged_labels
 from headway_export.tasks.images import ImageTask, size_of
 from headway_export.tasks.task import NOT_LOOKED_AT
-from headway_server.bundles import Manifest, demanded
-from headway_server.tasks.outputs import LOGITS, log_softmax
+from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
+from headway_server.batching import BatchGraph
+from headway_server.bundles import Limits, Manifest, demanded
+from headway_server.tasks.outputs import EMBEDDING, LOGITS, log_softmax
 from headway_server.tasks.pixels.model import DEPTH
+from headway_server.tasks.pixels.zero_shot import FEATURES, MAX_LABELS
 
 _NUM_CELLS: Final = 512
 """Cells of an image that are judged, evenly from all of them."""
@@ -109,13 +116,73 @@ class PixelLabels(_PixelTask):
     part = "semantic_segmentation"
     recorded = LOGITS
 
+    def limits(self, module: nn.Module) -> Limits:
+        """Reads that of labels, where they are texts of the caller."""
+        return Limits(max_input_tokens=getattr(module, "max_length", None))
+
+    def more_limits(self, manifest: Manifest) -> list[str]:
+        """Says how labels of the caller are limited."""
+        if demanded(manifest.semantic_segmentation).labels == "fixed":
+            return []
+        length = demanded(manifest.limits.max_input_tokens)
+        return [
+            f"It has no labels of its own: a call gives 1 to {MAX_LABELS} texts of what to look for, each of at most "
+            f"{length} tokens."
+        ]
+
+    def trace(self, asked: Traceable) -> TracedModel:
+        """Traces images to maps; or images, labels, and both to maps where labels are texts of the caller."""
+        traced, module = super().trace(asked), asked.module
+        encoder = encoder_of(module)
+        if encoder is None:
+            return traced
+        texts = [make_spec(name, "int64", "batch", "length") for name in ("input_ids", "attention_mask")]
+        embedded = trace_graph("text_encoder", module, StatelessGraph(encoder), texts)
+        [features], [embedding] = traced.graphs[0].outputs, embedded.outputs
+        decoder = trace_graph("decoder", module, StatelessGraph(cast("Any", module).decoder), [features, embedding])
+        return TracedModel(graphs=(*traced.graphs, embedded, decoder))
+
+    def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+        """Compares maps of images, or features, labels' embeddings and maps of these."""
+        encoder = encoder_of(reference.module)
+        if encoder is None:
+            super().compare(candidate, reference, comparison)
+            return
+        ImageTask.compare(self, candidate, reference, comparison)
+        compare_labels(candidate, reference, StatelessGraph(encoder), comparison)
+        decoder = StatelessGraph(cast("Any", reference.module).decoder)
+        graph, embeddings = open_decoder(candidate), judged_labels(candidate)
+        for items in self.attention_items(candidate):
+            pairs = [
+                {FEATURES: reference.outputs(item["pixel_values"])[FEATURES], EMBEDDING: embedding}
+                for item, embedding in zip(items, embeddings, strict=False)
+            ]
+            for pair, found in zip(pairs, run_batch(graph, pairs), strict=True):
+                answer = partial(reference.row_outputs, "decoder", decoder, pair)
+                comparison.add_outputs(found, f"batch {len(pairs)} of images and labels", answer)
+            comparison.num_shapes += 1
+
+    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
+        """Yields what the model gives for each image."""
+        if demanded(candidate.source.semantic_segmentation).labels == "fixed":
+            yield from super().answers(candidate, inputs)
+            return
+        graph, decoder, embeddings = candidate.open_stateless(), open_decoder(candidate), judged_labels(candidate)
+        for number, item in enumerate(inputs.items):
+            [found] = run_batch(graph, [item])
+            pairs = [{FEATURES: found[FEATURES], EMBEDDING: embedding} for embedding in embeddings]
+            logits = np.stack([row[LOGITS] for row in run_batch(decoder, pairs)])
+            rows = self.judged(candidate.source, self.rows(logits))
+            yield Rows(rows, np.zeros(len(rows), np.int64), number)
+
     def has_softmax(self, source: ExportSource) -> bool:
-        """True unless they are sums of probabilities."""
+        """True unless they are sums of probabilities, or each a logit by itself."""
         return demanded(source.semantic_segmentation).scores == "softmax"
 
     def least_size(self, source: ExportSource) -> float:
         """Of sums 1: a mask's probability of 1e-9 is right if it is below 1e-4, whatever its own size."""
-        return 1.0
+        is_sum = demanded(source.semantic_segmentation).scores == "sum"
+        return 1.0 if is_sum else super().least_size(source)
 
     def rows(self, values: NDArray[Any]) -> NDArray[Any]:
         """(C, R, S) -> (R S, C)."""
@@ -144,3 +211,8 @@ class PixelDepth(_PixelTask):
     def judged(self, source: ExportSource, rows: NDArray[Any]) -> NDArray[np.float32]:
         """Depth of all cells."""
         return rows.astype(np.float32)
+
+
+def open_decoder(candidate: Candidate) -> BatchGraph:
+    """Opens the graph that makes a map of an image and a label."""
+    return BatchGraph(candidate.runtime.open(candidate.bundle, candidate.variant.graphs["decoder"]))

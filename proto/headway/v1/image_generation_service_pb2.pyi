@@ -157,8 +157,8 @@ class GenerateImageRequest(_message.Message):
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
     mask: _builtins.bytes
-    """Pixels to generate anew (inpainting): an image of the same size, white there and black elsewhere. All other pixels
-    stay exactly as they were. Default: all pixels, at the model's size.
+    """Pixels to generate anew (inpainting): an image of the same size, white there and black elsewhere, or transparent
+    there. All other pixels stay exactly as they were. Default: all pixels, at the model's size.
     """
     image_count: _builtins.int
     """Images to generate. Range 1 to 16. Default 1."""
@@ -293,8 +293,8 @@ class StreamGenerateImageRequest(_message.Message):
     image_id: _builtins.str
     """Id of a prepared image (PrepareImage), in place of image."""
     mask: _builtins.bytes
-    """Pixels to generate anew (inpainting): an image of the same size, white there and black elsewhere. All other pixels
-    stay exactly as they were. Default: all pixels, at the model's size.
+    """Pixels to generate anew (inpainting): an image of the same size, white there and black elsewhere, or transparent
+    there. All other pixels stay exactly as they were. Default: all pixels, at the model's size.
     """
     preview_step_count: _builtins.int
     """Steps between two previews. Range 0 to 250. Default 0: there are none."""

@@ -26,7 +26,7 @@ from headway.v1 import common_pb2 as headway_dot_v1_dot_common__pb2
 from headway.v1 import rules_pb2 as headway_dot_v1_dot_rules__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.headway/v1/semantic_segmentation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"p\n\x15\x43lassifyPixelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\"N\n\nPixelLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0blabel_index\x18\x02 \x01(\x05\x12\r\n\x05share\x18\x03 \x01(\x02\x12\r\n\x05score\x18\x04 \x01(\x02\"o\n\x13PixelClassification\x12\x11\n\tclass_map\x18\x01 \x01(\x0c\x12&\n\x06labels\x18\x02 \x03(\x0b\x32\x16.headway.v1.PixelLabel\x12\r\n\x05width\x18\x03 \x01(\x05\x12\x0e\n\x06height\x18\x04 \x01(\x05\"\x9b\x01\n\x16\x43lassifyPixelsResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.PixelClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2v\n\x1bSemanticSegmentationService\x12W\n\x0e\x43lassifyPixels\x12!.headway.v1.ClassifyPixelsRequest\x1a\".headway.v1.ClassifyPixelsResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.headway/v1/semantic_segmentation_service.proto\x12\nheadway.v1\x1a\x17headway/v1/common.proto\x1a\x16headway/v1/rules.proto\"\x88\x01\n\x15\x43lassifyPixelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\x16\n\x06images\x18\x03 \x03(\x0c\x42\x06\xaa\xd4\x18\x02 @\x12\x19\n\timage_ids\x18\x04 \x03(\tB\x06\xaa\xd4\x18\x02 @\x12\x16\n\x06labels\x18\x05 \x03(\tB\x06\xaa\xd4\x18\x02 @\"g\n\nPixelLabel\x12\r\n\x05label\x18\x01 \x01(\t\x12\x13\n\x0blabel_index\x18\x02 \x01(\x05\x12\r\n\x05share\x18\x03 \x01(\x02\x12\r\n\x05score\x18\x04 \x01(\x02\x12\x17\n\x0fprobability_map\x18\x05 \x01(\x0c\"o\n\x13PixelClassification\x12\x11\n\tclass_map\x18\x01 \x01(\x0c\x12&\n\x06labels\x18\x02 \x03(\x0b\x32\x16.headway.v1.PixelLabel\x12\r\n\x05width\x18\x03 \x01(\x05\x12\x0e\n\x06height\x18\x04 \x01(\x05\"\x9b\x01\n\x16\x43lassifyPixelsResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.headway.v1.PixelClassification\x12)\n\x05model\x18\x02 \x01(\x0b\x32\x1a.headway.v1.ModelReference\x12$\n\x07timings\x18\x03 \x01(\x0b\x32\x13.headway.v1.Timings2v\n\x1bSemanticSegmentationService\x12W\n\x0e\x43lassifyPixels\x12!.headway.v1.ClassifyPixelsRequest\x1a\".headway.v1.ClassifyPixelsResponseBL\n\nheadway.v1P\x01Z\x14headway/v1;headwayv1\xaa\x02\nHeadway.V1\xca\x02\nHeadway\\V1\xea\x02\x0bHeadway::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,14 +38,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLASSIFYPIXELSREQUEST'].fields_by_name['images']._serialized_options = b'\252\324\030\002 @'
   _globals['_CLASSIFYPIXELSREQUEST'].fields_by_name['image_ids']._loaded_options = None
   _globals['_CLASSIFYPIXELSREQUEST'].fields_by_name['image_ids']._serialized_options = b'\252\324\030\002 @'
-  _globals['_CLASSIFYPIXELSREQUEST']._serialized_start=111
-  _globals['_CLASSIFYPIXELSREQUEST']._serialized_end=223
-  _globals['_PIXELLABEL']._serialized_start=225
-  _globals['_PIXELLABEL']._serialized_end=303
-  _globals['_PIXELCLASSIFICATION']._serialized_start=305
-  _globals['_PIXELCLASSIFICATION']._serialized_end=416
-  _globals['_CLASSIFYPIXELSRESPONSE']._serialized_start=419
-  _globals['_CLASSIFYPIXELSRESPONSE']._serialized_end=574
-  _globals['_SEMANTICSEGMENTATIONSERVICE']._serialized_start=576
-  _globals['_SEMANTICSEGMENTATIONSERVICE']._serialized_end=694
+  _globals['_CLASSIFYPIXELSREQUEST'].fields_by_name['labels']._loaded_options = None
+  _globals['_CLASSIFYPIXELSREQUEST'].fields_by_name['labels']._serialized_options = b'\252\324\030\002 @'
+  _globals['_CLASSIFYPIXELSREQUEST']._serialized_start=112
+  _globals['_CLASSIFYPIXELSREQUEST']._serialized_end=248
+  _globals['_PIXELLABEL']._serialized_start=250
+  _globals['_PIXELLABEL']._serialized_end=353
+  _globals['_PIXELCLASSIFICATION']._serialized_start=355
+  _globals['_PIXELCLASSIFICATION']._serialized_end=466
+  _globals['_CLASSIFYPIXELSRESPONSE']._serialized_start=469
+  _globals['_CLASSIFYPIXELSRESPONSE']._serialized_end=624
+  _globals['_SEMANTICSEGMENTATIONSERVICE']._serialized_start=626
+  _globals['_SEMANTICSEGMENTATIONSERVICE']._serialized_end=744
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,7 @@ class ClassifyPixelsRequest(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _builtins.int
     IMAGES_FIELD_NUMBER: _builtins.int
     IMAGE_IDS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model. Default: the only loaded model for this task; required if there are several."""
     model_version: _builtins.str
@@ -41,6 +42,12 @@ class ClassifyPixelsRequest(_message.Message):
     def image_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Ids of prepared images (PrepareImage). 1 to 64, in place of images."""
 
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts of what to look for, each once, for a model without labels of its own, which requires them; others refuse
+        them. At most 64. The pixels of all images times the labels are at most 2^27.
+        """
+
     def __init__(
         self,
         *,
@@ -48,10 +55,11 @@ class ClassifyPixelsRequest(_message.Message):
         model_version: _builtins.str = ...,
         images: _abc.Iterable[_builtins.bytes] | None = ...,
         image_ids: _abc.Iterable[_builtins.str] | None = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_ids", b"image_ids", "images", b"images", "model", b"model", "model_version", b"model_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_ids", b"image_ids", "images", b"images", "labels", b"labels", "model", b"model", "model_version", b"model_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -67,16 +75,21 @@ class PixelLabel(_message.Message):
     LABEL_INDEX_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    PROBABILITY_MAP_FIELD_NUMBER: _builtins.int
     label: _builtins.str
     """The label."""
     label_index: _builtins.int
-    """Number of the label among the model's labels, from 0: its level in the map."""
+    """Number of the label among the model's labels, or those of the request, from 0: its level in the map."""
     share: _builtins.float
-    """Share of the image's pixels that have it. Range above 0 to 1."""
+    """Share of the image's pixels that have it. Range 0 to 1; 0 of a label of the request that no pixel has."""
     score: _builtins.float
     """Mean of its score over these pixels, each at the nearest cell of the model's own map. Range 0 to 1 for a model that
     labels pixels: the probability. A model that labels masks gives the sum over masks of the probability of the label
-    times that of the pixel, which may exceed 1.
+    times that of the pixel, which may exceed 1. Of labels of the request it is the mean of their probability.
+    """
+    probability_map: _builtins.bytes
+    """A grey PNG of the image's size, of a label of the request: level 255 is a probability of 1 that a pixel has it,
+    whatever the other labels. Empty for labels of the model.
     """
     def __init__(
         self,
@@ -85,10 +98,11 @@ class PixelLabel(_message.Message):
         label_index: _builtins.int = ...,
         share: _builtins.float = ...,
         score: _builtins.float = ...,
+        probability_map: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "label_index", b"label_index", "score", b"score", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "label_index", b"label_index", "probability_map", b"probability_map", "score", b"score", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,7 +128,7 @@ class PixelClassification(_message.Message):
     """Height of the image in pixels, after its Exif orientation was applied."""
     @_builtins.property
     def labels(self) -> _containers.RepeatedCompositeFieldContainer[Global___PixelLabel]:
-        """Labels in the map, the most frequent first."""
+        """Labels in the map, or all of the request, the most frequent first."""
 
     def __init__(
         self,

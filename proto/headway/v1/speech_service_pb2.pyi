@@ -575,7 +575,9 @@ class SynthesizeSpeechRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     voice: _builtins.str
-    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis the first."""
+    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis the first; of
+    staged_synthesis none of them.
+    """
     format: Global___AudioFormat.ValueType
     """Format of the audio. Default: AUDIO_FORMAT_WAV."""
     @_builtins.property

@@ -93,6 +93,11 @@ FLOW_TENSORS = {
     "waveform_decoder": (("latents",), ("samples",)),
 }
 """Inputs and outputs of the graphs of a flow synthesis model (docs/graphs.md); with voices both also read `speaker`."""
+STAGED_TENSORS = {
+    "fine_decoder": (("codes", "book"), ("logits",)),
+    "codec_decoder": (("codes",), ("samples",)),
+}
+"""Inputs and outputs of the graphs without a cache of a staged synthesis model (docs/graphs.md)."""
 EXAMPLES_FILE = "examples.npz"
 """Inputs of a model of tensors by name, one row of a batch: a server warms up with them."""
 BATCH_AXIS = "batch"
@@ -143,6 +148,7 @@ class Task(StrEnum):
     VIDEO_CLASSIFICATION = "video_classification"
     SPEECH_SYNTHESIS = "speech_synthesis"
     FLOW_SYNTHESIS = "flow_synthesis"
+    STAGED_SYNTHESIS = "staged_synthesis"
     TENSORS = "tensors"
 
     @classmethod
@@ -343,6 +349,8 @@ GraphRole = Literal[
     "vae_decoder",
     "vae_encoder",
     "text_encoder",
+    "coarse_decoder",
+    "fine_decoder",
     "codec_decoder",
     "waveform_decoder",
     "image_encoder",
@@ -1032,12 +1040,15 @@ class SemanticSegmentation(Record):
     """Labels of pixels.
 
     The graph has the output `logits`, float32 (batch, labels, rows, columns), which becomes a map of the whole image by
-    linear interpolation.
+    linear interpolation. With `labels` of the caller it has `features`, float32 (batch, layers, tokens, width), and the
+    graph `decoder` makes `logits`, float32 (batch, rows, columns), of these and the embedding of a label.
     """
 
-    scores: Literal["softmax", "sum"] = "softmax"
+    scores: Literal["softmax", "sum", "sigmoid"] = "softmax"
     """Scores of labels. `softmax`: of the logits. `sum`: the logits are sums over masks of the probability of the label
-    times that of the pixel."""
+    times that of the pixel. `sigmoid`: of each logit by itself."""
+    labels: Literal["fixed", "embedded"] = "fixed"
+    """As in `Detection`."""
 
 
 class Depth(Record):
@@ -1331,6 +1342,64 @@ class SamplingDefaults(Record):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
 
 
+class SpeechStages(Record):
+    """How a model of staged synthesis speaks (docs/speech.md): semantic tokens, coarse codes, fine codes, samples."""
+
+    sampling_rate: Size
+    """Sample rate, in Hz."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_books: Size
+    codebook_size: Size
+    """Codes of a codebook."""
+    num_inputs: Size
+    """Tokens that the graph `decoder` embeds. Token `t + num_inputs * (s + 1)` is the sum of tokens t and s."""
+    text_offset: Index
+    """Added to the tokens of a text."""
+    text_pad: Index
+    """Fills a text up to `limits.max_input_tokens`."""
+    semantic_infer: Index
+    """Follows the text."""
+    min_end_probability: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Speech ends where the end is likelier; None: where it is drawn."""
+    semantic_rate: Positive
+    """Semantic tokens a second."""
+    coarse_rate: Positive
+    """Frames a second."""
+    first_code: Index
+    """Token of the first coarse code of the first codebook; below are semantic tokens."""
+    num_coarse_books: Literal[2] = 2
+    """Codebooks that the graph `coarse_decoder` writes."""
+    coarse_pad: Index
+    """Fills semantic tokens up to `coarse_input`."""
+    coarse_infer: Index
+    """Follows them."""
+    coarse_input: Size
+    """Semantic tokens that a window of coarse codes reads."""
+    coarse_history: Size
+    """Most codes before a window that it reads."""
+    coarse_window: Size
+    """Codes of a window."""
+    coarse_sampling: SamplingDefaults = SamplingDefaults()
+    """Of coarse codes; `sampling_defaults` is of semantic tokens."""
+    fine_input: Size
+    """Frames that the graph `fine_decoder` reads."""
+    fine_history: Size
+    """Frames between the beginnings of two windows of fine codes; most frames of a voice before the first."""
+    fine_temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Of fine codes; 0 takes the likeliest."""
+
+    @property
+    def codes_per_token(self) -> float:
+        """Coarse codes for each semantic token."""
+        return self.coarse_rate / self.semantic_rate * self.num_coarse_books
+
+    @property
+    def coarse_length(self) -> int:
+        """Positions of a window of coarse codes, with all that it reads."""
+        return self.coarse_input + 1 + self.coarse_history + self.coarse_window
+
+
 class Languages(Record):
     """BCP 47 codes of a translation model: one source and one target, or several with language tokens.
 
@@ -1461,6 +1530,8 @@ class Manifest(Record):
     """None but for speech_synthesis."""
     flow: FlowSpeech | None = None
     """None but for flow_synthesis."""
+    stages: SpeechStages | None = None
+    """None but for staged_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     truncation_side: Literal["right", "left"] = "right"
     """Side of truncation of texts. Prompts of generation models are always truncated on the left."""
@@ -1528,6 +1599,8 @@ class Manifest(Record):
             graphs += ("image_encoder",)
         if self.detection is not None and self.detection.labels == "embedded":
             graphs += ("text_encoder",)
+        if self.semantic_segmentation is not None and self.semantic_segmentation.labels == "embedded":
+            graphs += ("text_encoder", "decoder")
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1668,14 +1741,7 @@ def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
     count, is_fixed = detection.num_queries, detection.labels == "fixed"
-    if is_fixed != bool(manifest.labels):
-        raise ValueError(
-            f"labels: detection.labels is {detection.labels}; such a model has {'' if is_fixed else 'no '}labels"
-        )
-    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
-        raise ValueError("limits.max_input_tokens and special_tokens: required by a detector of the caller's labels")
-    if not is_fixed and TOKENIZER_FILE not in manifest.files:
-        raise ValueError(f"files: a detector of the caller's labels requires {TOKENIZER_FILE}")
+    _check_labels_of(manifest, "detection", detection.labels)
     for precision, variant in manifest.variants.items():
         encoder = variant.graphs.get("text_encoder")
         widths = {} if encoder is None else {spec.name: spec.shape[1:] for spec in encoder.outputs}
@@ -1691,6 +1757,34 @@ def _check_detection(manifest: Manifest) -> None:
             if found != (needed := expected.get(name, {})):
                 raise ValueError(
                     f"variants.{precision}.graphs.{name}: has the outputs {found}; {manifest.task} needs {needed}"
+                )
+
+
+def _check_labels_of(manifest: Manifest, part: str, labels: Literal["fixed", "embedded"]) -> None:
+    """Checks that a model has labels, or what reads the caller's."""
+    is_fixed = labels == "fixed"
+    if is_fixed != bool(manifest.labels):
+        raise ValueError(f"labels: {part}.labels is {labels}; such a model has {'' if is_fixed else 'no '}labels")
+    if not is_fixed and (not manifest.limits.max_input_tokens or manifest.special_tokens is None):
+        raise ValueError("limits.max_input_tokens and special_tokens: required by a model of the caller's labels")
+    if not is_fixed and TOKENIZER_FILE not in manifest.files:
+        raise ValueError(f"files: a model of the caller's labels requires {TOKENIZER_FILE}")
+
+
+def _check_pixel_labels(manifest: Manifest) -> None:
+    segmentation = demanded(manifest.semantic_segmentation)
+    _check_labels_of(manifest, "semantic_segmentation", segmentation.labels)
+    if segmentation.labels == "fixed":
+        _check_pixel_map(manifest)
+        return
+    expected = {"model": ("features", 4), "text_encoder": ("embedding", 2), "decoder": ("logits", 3)}
+    for precision, variant in manifest.variants.items():
+        for role, graph in variant.graphs.items():
+            found = [(spec.name, len(spec.shape)) for spec in graph.outputs]
+            if found != [expected.get(role)] or any(isinstance(axis, str) for axis in graph.outputs[0].shape[1:]):
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the outputs {found}, a name and a number of axes each; "
+                    f"{manifest.task} needs {expected.get(role)}, and numbers behind the batch"
                 )
 
 
@@ -1781,6 +1875,38 @@ def _check_flow(manifest: Manifest) -> None:
                 )
 
 
+def _check_stages(manifest: Manifest) -> None:
+    stages, limits = manifest.stages, manifest.limits
+    assert stages is not None, "`TASK_PARTS` requires it"
+    assert limits.max_input_tokens is not None, "`TASK_PARTS` requires it"
+    assert limits.max_total_tokens is not None, "`TASK_PARTS` requires it"
+    if manifest.special_tokens is None or manifest.special_tokens.eos is None:
+        raise ValueError(f"special_tokens.eos: {manifest.task} needs it")
+    if limits.max_total_tokens < limits.max_input_tokens + 2:
+        raise ValueError(
+            f"limits.max_total_tokens is {limits.max_total_tokens}; a text ({limits.max_input_tokens}), the token "
+            "after it and a semantic token need more"
+        )
+    if stages.coarse_rate < stages.semantic_rate:
+        raise ValueError(
+            f"stages.coarse_rate is {stages.coarse_rate:g}, less than semantic_rate ({stages.semantic_rate:g})"
+        )
+    if stages.coarse_window % 2 or stages.coarse_history < stages.coarse_window:
+        raise ValueError("stages.coarse_window: is an even number, and at most coarse_history")
+    if stages.num_coarse_books > stages.num_books or stages.fine_history > stages.fine_input:
+        raise ValueError("stages: needs num_books of 2 at least, and fine_history of fine_input at most")
+    for precision, variant in manifest.variants.items():
+        for role, (inputs, outputs) in STAGED_TENSORS.items():
+            if (graph := variant.graphs.get(role)) is None:  # type: ignore[call-overload]
+                continue  # which is refused for that
+            found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+            if found != (inputs, outputs):
+                raise ValueError(
+                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs "
+                    f"{(inputs, outputs)}"
+                )
+
+
 def _check_tensors(manifest: Manifest) -> None:
     for precision, variant in manifest.variants.items():
         if (graph := variant.graphs.get("model")) is None:
@@ -1841,7 +1967,7 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
     Task.FILL_MASK: TaskParts(needs=_OF_TEXTS, files=(TOKENIZER_FILE,), check=_check_mask),
     Task.OBJECT_DETECTION: TaskParts(needs=("image_preprocessing", "detection"), check=_check_detection),
     Task.SEMANTIC_SEGMENTATION: TaskParts(
-        needs=("labels", "image_preprocessing", "semantic_segmentation"), check=_check_pixel_map
+        needs=("image_preprocessing", "semantic_segmentation"), check=_check_pixel_labels
     ),
     Task.DEPTH_ESTIMATION: TaskParts(needs=("image_preprocessing", "depth"), check=_check_pixel_map),
     Task.IMAGE_EMBEDDING: TaskParts(needs=("embedding", "image_preprocessing")),
@@ -1864,6 +1990,12 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=("limits.max_input_tokens", "flow"),
         files=(TOKENIZER_FILE,),
         check=_check_flow,
+    ),
+    Task.STAGED_SYNTHESIS: TaskParts(
+        graphs=("decoder", "coarse_decoder", *STAGED_TENSORS),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "stages"),
+        files=(TOKENIZER_FILE, VOICES_FILE),
+        check=_check_stages,
     ),
     Task.TENSORS: TaskParts(needs=(), files=(EXAMPLES_FILE,), check=_check_tensors),
 }

@@ -11,7 +11,7 @@ import asyncio
 import math
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -278,6 +278,16 @@ class ImagePreprocessor:
         with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
             return _decode(header, field)
 
+    def decode_mask(self, data: bytes, field: str) -> Image.Image:
+        """Decodes a mask on the caller's thread: upright, grey, in its original size.
+
+        One with transparent pixels is white where they are, whatever its colours; another one is as bright as it is.
+        Errors are those of `prepare`.
+        """
+        header = _open_header(data, field, self._limits)
+        with _DECODING.reserve(header.width * header.height, self._limits.max_pixels):
+            return _decode(header, field, _to_mask)
+
     def _prepare(self, header: ImageFile.ImageFile, field: str) -> PreparedImage:
         """Decodes and prepares an image with a checked header."""
         return self.prepare_decoded(_decode(header, field), field)
@@ -462,13 +472,15 @@ class _CountedFile(BytesIO):
         return super().read(size)
 
 
-def _decode(image: ImageFile.ImageFile, field: str) -> Image.Image:
-    """Decodes an image with a checked header to upright RGB."""
+def _decode(
+    image: ImageFile.ImageFile, field: str, convert: Callable[[Image.Image], Image.Image] | None = None
+) -> Image.Image:
+    """Decodes an image with a checked header, upright, to RGB if no other conversion is given."""
     image_format = "JPEG" if image.format == "MPO" else image.format  # a JPEG with further pictures behind it
     try:
         image.load()
         _turn_upright(image)
-        return to_rgb(image)
+        return (convert or to_rgb)(image)
     except (MemoryError, InvalidInputError):
         raise
     except Exception as error:  # on damaged files Pillow's decoders raise nearly everything
@@ -581,6 +593,15 @@ def to_rgb(image: Image.Image) -> Image.Image:
         band = image.crop((0, top, image.width, min(top + _BAND_HEIGHT, image.height)))
         result.paste(_band_to_rgb(band), (0, top))
     return result
+
+
+def _to_mask(image: Image.Image) -> Image.Image:
+    """Converts to grey, or if some pixels are transparent to their transparency."""
+    if image.has_transparency_data and not image.mode.startswith("I"):
+        transparency = ImageOps.invert((image if "A" in image.getbands() else image.convert("RGBA")).getchannel("A"))
+        if transparency.point(lambda level: 255 * (level >= 128)).getbbox():  # pixels more transparent than not
+            return transparency
+    return to_rgb(image).convert("L")
 
 
 def _band_to_rgb(image: Image.Image) -> Image.Image:

@@ -32,7 +32,7 @@ class SemanticSegmentationService:
         arrived = time.monotonic()
         model = find_model(self._host, CLASSIFY_PIXELS, request)
         images = await images_of(self._host, request.images, request.image_ids)
-        answer = await model.classify(images, deadline=deadline)
+        answer = await model.classify(images, request.labels, deadline=deadline)
         return await build(
             sum(len(result.labels) for result in answer.results),
             lambda: pb.ClassifyPixelsResponse(
@@ -40,7 +40,13 @@ class SemanticSegmentationService:
                     pb.PixelClassification(
                         class_map=result.class_map,
                         labels=[
-                            pb.PixelLabel(label=one.label, label_index=one.index, share=one.share, score=one.score)
+                            pb.PixelLabel(
+                                label=one.label,
+                                label_index=one.index,
+                                share=one.share,
+                                score=one.score,
+                                probability_map=one.probability_map,
+                            )
                             for one in result.labels
                         ],
                         width=result.width,

@@ -81,6 +81,8 @@ class DecodingModel(ServedModel):
     _field = "texts"
     _memory_noun = "tokens"
     """Noun of the preprocessed inputs in error messages; they are in memory until a call is answered."""
+    _generates_texts = True
+    """False if the tokens of texts are not those that are generated."""
     _blank: Callable[[], EncoderInput]
     """Returns the input of the encoder's test run, if there is an encoder."""
 
@@ -92,7 +94,7 @@ class DecodingModel(ServedModel):
         """
         manifest = bundle.manifest
         decoder = parts.decoders[0]
-        _check_fits(bundle, parts.tokenizer.largest_id, decoder.vocab_size)
+        _check_fits(bundle, parts.tokenizer.largest_id if self._generates_texts else 0, decoder.vocab_size)
         super().__init__(bundle, parts.precision, parts.device)
         self.limits = DecodingLimits(
             max_input_tokens=demanded(manifest.limits.max_input_tokens),
@@ -245,15 +247,18 @@ class DecodingModel(ServedModel):
 class DecodingJob(Job[Lanes]):
     """Call of decoded sequences; a sequence counts with all its beams."""
 
-    async def run(self, sequences: list[Sequence], *, are_last: bool = False) -> list[SequenceResult]:
+    async def run(
+        self, sequences: list[Sequence], *, are_last: bool = False, lanes: Lanes | None = None
+    ) -> list[SequenceResult]:
         """Runs sequences; errors are those of `Lanes.run` and `Job.reserve`.
 
         Args:
             sequences: Sequences to run.
             are_last: True if no further sequences follow: each returns its permit when it ends.
+            lanes: Engines of another decoder of the model; None: of its first.
         """
         with self._decoding(sequences, are_last=are_last):
-            return await self._engine.run(sequences)
+            return await (lanes or self._engine).run(sequences)
 
     async def stream(self, sequences: list[Sequence], *, are_last: bool = False) -> AsyncGenerator[Delta, None]:
         """Runs sequences as `run` does and yields their deltas; at most one unread delta of each is queued."""

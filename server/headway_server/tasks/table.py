@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # families are imported with their first bundle
     from headway_server.tasks.images.model import ImageModel
     from headway_server.tasks.mask_filling.model import MaskFiller
     from headway_server.tasks.pixels.model import DepthEstimator, PixelClassifier
+    from headway_server.tasks.pixels.zero_shot import ZeroShotPixelClassifier
     from headway_server.tasks.question_answering.model import QuestionAnswerer
     from headway_server.tasks.segmentation.model import SegmentationModel
     from headway_server.tasks.sounds.classifier import AudioClassifier
@@ -106,7 +107,9 @@ CLASSIFY_IMAGES: Final[Ability[ImageClassifier]] = Ability(name="classify_image"
 CLASSIFY_AUDIOS: Final[Ability[AudioClassifier]] = Ability(name="classify_audio", words="classify audio")
 CLASSIFY_VIDEOS: Final[Ability[VideoClassifier]] = Ability(name="classify_video", words="classify videos")
 DETECT_OBJECTS: Final[Ability[ObjectDetector]] = Ability(name="detect_object", words="find objects in images")
-CLASSIFY_PIXELS: Final[Ability[PixelClassifier]] = Ability(name="classify_pixels", words="classify pixels of images")
+CLASSIFY_PIXELS: Final[Ability[PixelClassifier | ZeroShotPixelClassifier]] = Ability(
+    name="classify_pixels", words="classify pixels of images"
+)
 ESTIMATE_DEPTH: Final[Ability[DepthEstimator]] = Ability(name="estimate_depth", words="estimate depth in images")
 SCORE_TEXTS: Final[Ability[TextScorer]] = Ability(name="score_text", words="score texts")
 ANSWER_QUESTIONS: Final[Ability[QuestionAnswerer]] = Ability(
@@ -217,7 +220,7 @@ FAMILIES: Final[dict[Task, Family]] = {
         tensors=_TENSORS + "OBJECT_DETECTION",
     ),
     Task.SEMANTIC_SEGMENTATION: Family(
-        loader="headway_server.tasks.pixels.model:PixelClassifier.load",
+        loader="headway_server.tasks.pixels:load_pixel_classifier",
         made_for=(CLASSIFY_PIXELS,),
         can=(PREPARE_IMAGES, READ_IMAGES),
         tensors=_TENSORS + "SEMANTIC_SEGMENTATION",
@@ -279,6 +282,11 @@ FAMILIES: Final[dict[Task, Family]] = {
     ),
     Task.FLOW_SYNTHESIS: Family(
         loader="headway_server.tasks.synthesis.flow:FlowModel.load",
+        made_for=(SYNTHESIZE_SPEECH,),
+        tensors=_TENSORS + "SPEECH_SYNTHESIS",
+    ),
+    Task.STAGED_SYNTHESIS: Family(
+        loader="headway_server.tasks.synthesis.staged:StagedModel.load",
         made_for=(SYNTHESIZE_SPEECH,),
         tensors=_TENSORS + "SPEECH_SYNTHESIS",
     ),

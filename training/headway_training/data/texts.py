@@ -35,6 +35,9 @@ from headway_training.data.files import ending_of, read_lines
 from headway_training.data.tables import number_rows
 from headway_training.errors import DataError
 
+_MOST_LABELS_A_ROW = 0.5
+_FEW_LABELS = 10
+"""More labels than these, and more than that a row, are texts in the place of labels."""
 _LAYOUT = "expected a header with the columns text and label, or no header and the label in the first column"
 
 
@@ -158,6 +161,11 @@ def _index_labels(
     if len(names) < 2:
         only = f"every row has the label {names[0]!r}" if names else "no row has a label"
         raise DataError(f"{path}: {only}; a classifier needs at least 2 labels")
+    if known is None and len(names) > max(_FEW_LABELS, _MOST_LABELS_A_ROW * len(rows)):
+        raise DataError(
+            f"{path}: has {len(names):,} different labels in {len(rows):,} rows, such as {rows[0].label[:60]!r}, so "
+            f"they look like texts; {_LAYOUT}"
+        )
     index = {name: i for i, name in enumerate(names)}
     for row, one in zip(rows, labels, strict=True):
         for label in one:

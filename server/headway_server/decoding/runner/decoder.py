@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Graph, Manifest, Task, Variant
+from headway_server.bundles import ALIGNMENT, ENCODER_DECODER_TASKS, Bundle, Graph, Manifest, Task, Variant, demanded
 from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.bundles.manifest import (
     ATTENDS_AHEAD,
@@ -40,6 +40,8 @@ PREFILL_CHUNK = 128
 """Most tokens of a prefill step. Chunks begin at multiples of it, so a prompt is always computed in the same chunks. A
 chunk takes about 50 ms at GPT-2-small size on two cores."""
 
+COARSE: Final = "coarse_decoder"
+"""Role of the second decoder of a staged synthesis model."""
 _LOGITS = "logits"
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _MODERATE = 60.0
@@ -58,12 +60,25 @@ def slot_sizes(manifest: Manifest, variant: Variant) -> SlotSizes:
     specs = {spec.name: spec for spec in variant.graphs["decoder"].inputs}
     max_source = manifest.limits.max_input_tokens or 0
     state = _state_sizes(manifest, variant)
+    more = 0
+    if COARSE in variant.graphs:
+        stage_manifest, stage = coarse_stage(manifest, variant)
+        more = _state_sizes(stage_manifest, stage).of_slot
     reads_prompts = manifest.task in (Task.GENERATION, Task.SPEECH_SYNTHESIS)
     return SlotSizes(
-        state_bytes=state.of_slot,
+        state_bytes=state.of_slot + more,
         windows=_windows(variant, manifest.limits.max_total_tokens or 0),
         source_bytes=sum(padded_length(max_source) * bytes_per_token(specs[name]) for name in variant.cross),
         prefix_slot_bytes=state.of_prefix_slot if reads_prompts and state.num_chunks else 0,
+    )
+
+
+def coarse_stage(manifest: Manifest, variant: Variant) -> tuple[Manifest, Variant]:
+    """Returns manifest and variant of the second decoder of a staged synthesis model, for a runner of its own."""
+    limits = manifest.limits.model_copy(update={"max_total_tokens": demanded(manifest.stages).coarse_length})
+    return (
+        manifest.model_copy(update={"limits": limits}),
+        variant.model_copy(update={"graphs": {"decoder": variant.graphs[COARSE]}}),
     )
 
 

@@ -31,6 +31,7 @@ from headway.v1 import (
     object_detection_service_pb2,
     question_answering_service_pb2,
     segmentation_service_pb2,
+    semantic_segmentation_service_pb2,
     speech_service_pb2,
     translation_service_pb2,
     video_classification_service_pb2,
@@ -70,6 +71,7 @@ from headway_server.tasks.images.model import Images
 from headway_server.tasks.mask_filling.model import FilledText, MaskFiller
 from headway_server.tasks.outputs import ScoredLabel
 from headway_server.tasks.pixels.model import DepthEstimator, PixelClassifier
+from headway_server.tasks.pixels.zero_shot import ZeroShotPixelClassifier
 from headway_server.tasks.question_answering.model import QuestionAnswerer, QuestionRequest
 from headway_server.tasks.segmentation.decoder import MAX_POINTS
 from headway_server.tasks.segmentation.model import (
@@ -566,8 +568,13 @@ async def _detect_objects(model: ObjectDetector, call: InferCall) -> Arrays:
     )
 
 
-async def _classify_pixels(model: PixelClassifier, call: InferCall) -> Arrays:
-    results = (await model.classify(await _images_or_values(call), deadline=call.deadline)).results
+_CLASSIFYING: Final = kinds_of(semantic_segmentation_service_pb2.ClassifyPixelsRequest, "labels")
+
+
+async def _classify_pixels(model: PixelClassifier | ZeroShotPixelClassifier, call: InferCall) -> Arrays:
+    labels_asked = call.select(*_CLASSIFYING).get("labels", ())
+    images = await _images_or_values(call)
+    results = (await model.classify(images, labels_asked, deadline=call.deadline)).results
     labels = [one for result in results for one in result.labels]
     return {
         "class_map": files_array([result.class_map for result in results]),
@@ -576,6 +583,7 @@ async def _classify_pixels(model: PixelClassifier, call: InferCall) -> Arrays:
         "label_index": np.array([one.index for one in labels], np.int64),
         "share": np.array([one.share for one in labels], np.float32),
         "score": np.array([one.score for one in labels], np.float32),
+        "probability_map": files_array([one.probability_map for one in labels]),
     }
 
 
@@ -1268,8 +1276,9 @@ SEMANTIC_SEGMENTATION: Final = TensorTask(
         TensorSpec(name="label_index", datatype="INT64", shape=(-1,)),
         TensorSpec(name="share", datatype="FP32", shape=(-1,)),
         TensorSpec(name="score", datatype="FP32", shape=(-1,)),
+        TensorSpec(name="probability_map", datatype=BYTES, shape=(-1,)),
     ),
-    parameters=_COMMON,
+    parameters=_COMMON | _CLASSIFYING,
     max_rows=MAX_IMAGES,
     infer=_classify_pixels,
     reads_texts=False,

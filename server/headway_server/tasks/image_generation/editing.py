@@ -107,14 +107,14 @@ def _read_edit(
     prepared = preprocessor.prepare_decoded(picture, image.field)
     if mask is None:
         return Edit(pixel_values=prepared.pixel_values)
-    mask_image = preprocessor.decode(mask.data, mask.field)
+    mask_image = preprocessor.decode_mask(mask.data, mask.field)
     if mask_image.size != picture.size:
         raise InvalidInputError(
             mask.field,
             f"is {mask_image.width} x {mask_image.height} pixels, and the image {picture.width} x {picture.height}; "
             "send a mask of the image's size",
         )
-    is_edited = np.asarray(mask_image.convert("L")) >= _WHITE  # (H, W)
+    is_edited = np.asarray(mask_image) >= _WHITE  # (H, W)
     if not is_edited.any():
         raise InvalidInputError(mask.field, "has no white pixel; paint the area to regenerate white")
     _, height, width = prepared.pixel_values.shape

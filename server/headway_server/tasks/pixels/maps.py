@@ -6,6 +6,7 @@ and the last cell of an axis end where the image ends, as `interpolate` of PyTor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Final, NamedTuple
@@ -13,6 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from headway_server.tasks.outputs import sigmoid
 
 _BAND_VALUES: Final = 2**22
 """Numbers computed at a time, which bounds the temporary memory of a large image."""
@@ -184,6 +187,58 @@ def _blend(low: NDArray[np.float32], high: NDArray[np.float32], weight: NDArray[
     high *= weight
     high += low
     return high
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProbabilityMaps:
+    """The probability of each label at each pixel of an image, each label by itself."""
+
+    classes: NDArray[np.uint8]
+    """(H, W), the number of each pixel's likeliest label."""
+    counts: NDArray[np.int64]
+    """(C,), pixels of each label."""
+    scores: NDArray[np.float32]
+    """(C,), mean over these pixels of the label's probability; 0 without any."""
+    pngs: Sequence[bytes]
+    """A grey PNG of each label, of which level 255 is a probability of 1."""
+
+    @classmethod
+    def of(cls, logits: NDArray[np.float32], size: tuple[int, int]) -> ProbabilityMaps:
+        """Interpolates logits linearly and takes their sigmoid.
+
+        Args:
+            logits: (C, R, S), of at most 256 labels.
+            size: Width and height of the image, in pixels.
+
+        Raises:
+            FloatingPointError: A logit is not finite.
+        """
+        if not np.isfinite(logits).all():
+            raise FloatingPointError("the model's logits have values that are not finite")
+        num_labels, rows, columns = logits.shape
+        down, across = _Axis.of(rows, size[1]), _Axis.of(columns, size[0])
+        classes = np.zeros(size[::-1], np.uint8)
+        best = np.full(size[::-1], -np.inf, np.float32)
+        levels, pngs = np.empty(size[::-1], np.uint8), []
+        step = max(1, _BAND_VALUES // size[0])
+        for label in range(num_labels):
+            wide = _blend(logits[label][:, across.low], logits[label][:, across.high], across.weight)  # (R, W)
+            for start in range(0, size[1], step):
+                band = slice(start, start + step)
+                low, high, weight = down.part(band)
+                found = _blend(wide[low], wide[high], weight[:, np.newaxis])
+                better = found > best[band]
+                classes[band][better] = label
+                np.maximum(best[band], found, out=best[band])
+                levels[band] = np.rint(sigmoid(found) * 255)
+            pngs.append(_png(levels, compress_level=_FAST))
+        counts = np.bincount(classes.ravel(), minlength=num_labels)
+        sums = np.bincount(classes.ravel(), weights=sigmoid(best).ravel(), minlength=num_labels)
+        return cls(classes, counts, (sums / np.maximum(counts, 1)).astype(np.float32), pngs)
+
+    def png(self) -> bytes:
+        """Returns a grey PNG of the labels' numbers."""
+        return _png(self.classes)
 
 
 def enlarge_depth(depth: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:

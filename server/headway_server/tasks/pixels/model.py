@@ -42,7 +42,9 @@ class FoundLabel:
     share: float
     """Share of the pixels."""
     score: float
-    """`ClassMap.scores`."""
+    """`ClassMap.scores`, or `ProbabilityMaps.scores`."""
+    probability_map: bytes = b""
+    """`ProbabilityMaps.pngs`, of a label of the caller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +107,26 @@ class PixelClassifier(PixelModel):
     def _expected(cls, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         return {LOGITS: (len(manifest.labels), -1, -1)}
 
-    async def classify(self, images: Images, *, deadline: float | None) -> Answer[ClassifiedPixels]:
+    async def classify(
+        self, images: Images, labels: Sequence[str] = (), *, deadline: float | None
+    ) -> Answer[ClassifiedPixels]:
         """Labels pixels.
 
         Args:
             images: 1 to `MAX_IMAGES` images.
+            labels: None; they are for models without labels of their own.
             deadline: End of the caller's wait, in seconds of `time.monotonic`.
 
         Raises:
-            RequestError: The images cannot be read or have too many pixels, the queue is full, the deadline passed, the
-                server is draining.
+            RequestError: There are labels, the images cannot be read or have too many pixels, the queue is full, the
+                deadline passed, the server is draining.
         """
+        if labels:
+            raise InvalidInputError(
+                "labels",
+                f"is given, and {self.bundle.manifest.name} has {len(self.labels)} labels of its own, all of which are "
+                "looked for; leave it out",
+            )
         return await self._answer(images, (LOGITS,), self._read, deadline)
 
     def _reduce(self, row: Tensors, image: SeenImage) -> Tensors:

@@ -240,7 +240,7 @@ async def test_every_route_answers_pages_that_may_call(serve, monkeypatch, origi
 @pytest.mark.parametrize(
     ("origin", "status"), [(None, 400), ("own", 400), ("https://app.example", 400), ("https://evil.example", 415)]
 )
-@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/images/edits"])
 async def test_forms_are_taken_from_programs_and_from_pages_that_may_call(serve, path, origin, status):
     async with serve(http_cors_origins=("https://app.example",)) as serving:
         headers = {} if origin is None else {"origin": serving.url if origin == "own" else origin}

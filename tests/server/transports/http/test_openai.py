@@ -11,6 +11,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
+from PIL import Image
 from tiny_engine import BOS_ID, EOS_ID, MAX_LENGTH, TOKENIZER, slow_down
 from waiting import until
 
@@ -1007,6 +1008,43 @@ async def test_images_are_drawn(calling, diffusion_store):
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 await client.images.generate(model="squares", **wrong)
+
+
+def png(pixels):
+    file = BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+async def test_images_are_edited(calling, diffusion_store):
+    async with calling(store=diffusion_store) as (_, client):
+        image = np.random.default_rng(3).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+        seen = np.full((8, 8), 255, np.uint8)
+        seen[2:6, 2:6] = 0
+        cut = np.dstack((image, seen))  # as OpenAI's clients send a mask: transparent where the image is drawn anew
+        own = {"step_count": 4, "seed": 5}
+        asked = {"model": "squares", "prompt": "Red", "image": ("a.png", png(image)), "extra_body": own}
+        drawn = [
+            base64.b64decode((await client.images.edit(**asked, mask=("m.png", png(mask)))).data[0].b64_json)
+            for mask in (cut, 255 - seen)
+        ]
+        assert drawn[0] == drawn[1]
+        found = np.asarray(Image.open(BytesIO(drawn[0])))
+        np.testing.assert_array_equal(found[seen > 0], image[seen > 0])
+        assert (found[seen == 0] != image[seen == 0]).any()
+        whole = await client.images.edit(**asked | {"extra_body": {**own, "strength": 0.5, "guidance_scale": 0}})
+        assert base64.b64decode(whole.data[0].b64_json) != drawn[0]
+        for wrong, said in (
+            ({"extra_body": {"strength": 2}}, "strength: is 2; it is above 0 and at most 1"),
+            ({"extra_body": {"step_count": "few"}}, "step_count"),
+            ({"extra_body": {"steps": 3}}, "steps: is not supported"),
+            ({"mask": ("m.png", png(seen[:4]))}, "mask: is 8 x 4 pixels, and the image 8 x 8"),
+            ({"image": ("a.png", b"x")}, "image: is not an image"),
+            ({"image": [("a.png", png(image)), ("b.png", png(image))]}, "is given twice"),
+            ({"size": "256x256"}, "this model generates 8x8"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=said):
+                await client.images.edit(**asked | wrong)
 
 
 async def test_texts_are_spoken(calling, voice_store):

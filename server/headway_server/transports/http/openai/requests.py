@@ -651,11 +651,11 @@ class ImageBody(ModelBody):
     negative_prompt: str = ""
     step_count: int | None = None
     guidance_scale: float | None = None
-    sampler: DiffusionSampler | None = None
+    sampler: Annotated[DiffusionSampler, Field(strict=False)] | None = None
     seed: int | None = None
 
-    def request(self, width: int, height: int) -> ImageGenerationRequest:
-        """Returns the parameters for a model with this image size.
+    def request(self, width: int, height: int, **more: Any) -> ImageGenerationRequest:
+        """Returns the parameters for a model with this image size, with more of them by name.
 
         Raises:
             InvalidInputError: Another size is requested, or a value is out of its range.
@@ -672,8 +672,20 @@ class ImageBody(ModelBody):
             prompt=self.prompt,
             negative_prompt=self.negative_prompt,
             num_images=self.n,
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]  # by name
+            **{name: value for name, value in (given | more).items() if value is not None},
         )
+
+
+class ImageEditBody(ImageBody):
+    """The fields of `/v1/images/edits` that are no files; `strength` is this server's own, too."""
+
+    without_effect: ClassVar = ImageBody.without_effect | {"input_fidelity"}
+
+    strength: float | None = None
+
+    def request(self, width: int, height: int, **more: Any) -> ImageGenerationRequest:
+        """See `ImageBody`."""
+        return super().request(width, height, strength=self.strength, **more)
 
 
 class SpeechBody(ModelBody):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -23,7 +22,6 @@ from headway_server.serving.host import ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.generation.model import GeneratedText, GenerationModel
 from headway_server.tasks.generation.request import GenerationRequest
-from headway_server.tasks.image_generation.model import GeneratedImage
 from headway_server.tasks.outputs import read_vector
 from headway_server.tasks.speech.transcripts import SpeechTask
 from headway_server.tasks.synthesis.synthesizer import SpeechPart, Synthesizer
@@ -52,6 +50,7 @@ from headway_server.transports.http.openai.form import (
     name_in_scoring,
     name_of,
 )
+from headway_server.transports.http.openai.image_edits import IMAGE_EDITS_PATH, ImageEditEndpoint, images_of
 from headway_server.transports.http.openai.ranking import RERANK_PATHS, SCORE_PATHS, RankingEndpoint
 from headway_server.transports.http.openai.requests import (
     ChatBody,
@@ -89,6 +88,7 @@ OPENAI_ABILITIES: Final[Mapping[str, Ability[Any]]] = {
     EMBED_ALL_PATH: EMBED_TOKENS,
     PREDICT_PATH: CLASSIFY_TEXTS,
     "/v1/images/generations": GENERATE_IMAGES,
+    IMAGE_EDITS_PATH: GENERATE_IMAGES,
     "/v1/audio/speech": SYNTHESIZE_SPEECH,
     "/v1/audio/transcriptions": TRANSCRIBE_SPEECH,
     "/v1/audio/translations": TRANSLATE_SPEECH,
@@ -194,7 +194,7 @@ class OpenAIService:
         body = await request.parse(ImageBody.read)
         model = self._host.find_able(GENERATE_IMAGES, *body.name_and_version)
         answer = await model.generate(body.request(*model.size), deadline=None)
-        return await formatted(lambda: _images(answer, as_url=body.response_format == "url"), is_long=True)
+        return await formatted(lambda: images_of(answer, as_url=body.response_format == "url"), is_long=True)
 
     async def speak(self, request: Request) -> Reply | Stream:
         """Synthesizes the speech of a text: complete, or as streamed samples."""
@@ -258,18 +258,20 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
     names = {"/v1/completions": name_in_completions, _RESPONSES: name_in_responses}
     names |= dict.fromkeys(RERANK_PATHS, name_in_ranking) | dict.fromkeys(SCORE_PATHS, name_in_scoring)
     endpoint = partial(Endpoint, edge, form=OPENAI_FORM)
+    forms: dict[str, Handler] = {path: TranscriptionEndpoint(host, task).answer for path, task in _SPEECH.items()}
+    forms[IMAGE_EDITS_PATH] = ImageEditEndpoint(host).answer
     posted = {
         path: endpoint(path, handler, max_bytes=num_bytes, name_of=names.get(path, name_of))
         for path, handler in handlers.items()
     } | {
         path: endpoint(
             path,
-            TranscriptionEndpoint(host, task).answer,
+            handler,
             max_bytes=settings.max_message_bytes,
             media_types=frozenset({FORM_DATA}),
             name_of=name_of,
         )
-        for path, task in _SPEECH.items()
+        for path, handler in forms.items()
     }
     return [
         *(Route(path, answers, methods=["POST"]) for path, answers in posted.items()),
@@ -282,16 +284,6 @@ def openai_routes(edge: Edge, host: ModelHost, settings: ServerSettings) -> list
 def _is_long(answer: Answer[GeneratedText], request: GenerationRequest) -> bool:
     num_characters = sum(len(text.text) for text in answer.results)
     return request.log_probabilities is not None or num_characters > _MAX_CHARACTERS_ON_LOOP
-
-
-def _images(answer: Answer[GeneratedImage], *, as_url: bool) -> dict[str, Any]:
-    name, head = ("url", "data:image/png;base64,") if as_url else ("b64_json", "")
-    return {
-        "created": int(time.time()),
-        "data": [{name: head + base64.b64encode(image.png).decode(), "seed": image.seed} for image in answer.results],
-        "output_format": "png",
-        "size": f"{answer.results[0].width}x{answer.results[0].height}",
-    }
 
 
 def _embeddings(answer: Answer[EmbeddedText], model: TextModel, body: EmbeddingBody) -> dict[str, Any]:

@@ -9,11 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from python_multipart import FormParser
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import Field, File, parse_options_header
-
-from headway_server.errors import InvalidInputError, UnknownFieldError
+from headway_server.errors import InvalidInputError
 from headway_server.preprocessing.pool import request_pool
 from headway_server.serving.answers import Answer
 from headway_server.serving.host import ModelHost
@@ -29,6 +25,7 @@ from headway_server.tasks.table import TRANSCRIBE_SPEECH, TRANSLATE_SPEECH
 from headway_server.tasks.text_to_text.request import TextToTextParameters
 from headway_server.transports.http.edge import Reply, Request, Stream, to_json
 from headway_server.transports.http.openai.form import EVENT_STREAM, event
+from headway_server.transports.http.openai.multipart import form_text, read_form
 
 _ABILITIES: Final = {SpeechTask.TRANSCRIBE: TRANSCRIBE_SPEECH, SpeechTask.TRANSLATE: TRANSLATE_SPEECH}
 _FORMATS: Final = ("json", "text", "verbose_json", "srt", "vtt")
@@ -44,7 +41,6 @@ _FIELDS: Final = (
     "stream",
     _UNITS_FIELD,
 )
-_MAX_PARTS: Final = 32
 _PLAIN: Final = b"text/plain; charset=utf-8"
 
 
@@ -67,10 +63,10 @@ class _Asked:
         Raises:
             InvalidInputError: The body is not a form, or a field is missing, unknown or invalid.
         """
-        fields = read_form(request.headers.get("content-type", ""), request.body)
+        fields = read_form(request.headers.get("content-type", ""), request.body, _FIELDS)
         if "file" not in fields:
             raise InvalidInputError("file", "is missing; send the audio as a part of the form")
-        texts = {name: _text(name, value) for name, value in fields.items() if name != "file"}
+        texts = {name: form_text(name, value) for name, value in fields.items() if name != "file"}
         wanted = texts.get("response_format") or "json"
         if wanted not in _FORMATS:
             raise InvalidInputError("response_format", f"is {wanted[:64]!r}; must be one of {', '.join(_FORMATS)}")
@@ -125,56 +121,6 @@ class TranscriptionEndpoint:
 
     def __repr__(self) -> str:
         return f"TranscriptionEndpoint({self._task.value})"
-
-
-def read_form(content_type: str, body: bytes) -> dict[str, bytes]:
-    """Reads the parts of a form (RFC 7578) by name.
-
-    Raises:
-        InvalidInputError: The body is not a form, or a part is unknown or repeated.
-    """
-    boundary = parse_options_header(content_type)[1].get(b"boundary")
-    if not boundary:
-        raise InvalidInputError("content-type", "has no boundary; send multipart/form-data (RFC 7578)")
-    fields: dict[str, bytes] = {}
-    is_whole, num_parts = False, 0
-
-    def keep(part: Field | File) -> None:
-        nonlocal num_parts
-        num_parts += 1
-        if num_parts > _MAX_PARTS:
-            raise InvalidInputError("body", f"has more than {_MAX_PARTS} parts, the limit")
-        content = part.value if isinstance(part, Field) else part.file_object.getvalue()  # type: ignore[union-attr]
-        name = (part.field_name or b"").decode("utf-8", errors="replace")
-        if name not in _FIELDS:
-            raise UnknownFieldError(name[:64], f"is not a field of this call; it takes {', '.join(_FIELDS)}")
-        if name == _UNITS_FIELD and name in fields:
-            content = fields.pop(name) + b"," + (content or b"")
-        if name in fields:
-            raise InvalidInputError(name, "is given twice; give it once, and send a call for each file")
-        fields[name] = content or b""
-
-    def end() -> None:
-        nonlocal is_whole
-        is_whole = True
-
-    config = {"MAX_MEMORY_FILE_SIZE": len(body)}  # no part is written to disk
-    try:
-        parser = FormParser("multipart/form-data", keep, keep, end, boundary=boundary, config=config)
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise InvalidInputError("body", "is not a form; send multipart/form-data (RFC 7578)") from error
-    if not is_whole:
-        raise InvalidInputError("body", "is an incomplete form; its last part is missing")
-    return fields
-
-
-def _text(name: str, value: bytes) -> str:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(name[:64], "is not text in UTF-8") from error
 
 
 def _sampling(temperature: str) -> dict[str, Any]:

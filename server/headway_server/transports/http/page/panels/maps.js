@@ -4,6 +4,7 @@ import { element, show } from "../dom.js";
 import { base64, pointed } from "../images.js";
 
 const COLOURS = [[59, 120, 216], [217, 130, 43], [58, 157, 93], [192, 57, 43], [142, 91, 199], [31, 163, 181]];
+const LOOKED_FOR = "a person, a dog, a car"; // of models without labels of their own
 const KINDS = { DEPTH_KIND_METRIC: "metres", DEPTH_KIND_INVERSE: "inverse: larger is nearer" };
 
 /** Draws a grey PNG over a picture; `colour` changes the levels of a pixel in place. */
@@ -28,10 +29,19 @@ export const maps = {
   capabilities: ["classify_pixels", "estimate_depth"],
   open(place, served) {
     let file = null;
-    const model = modelChoice(served);
+    const model = modelChoice(served, suggest);
     const input = element("input", { type: "file", accept: "image/*" });
+    const labels = element("input", { type: "text", autocomplete: "off" });
     const opacity = slider("Opacity", { min: 0, max: 1, step: 0.05, value: 0.6 });
     const picture = pointed();
+    const looked = field("Labels", labels, "With commas between, for a model without labels of its own");
+
+    /** Shows the labels, and fills them in, for a model that asks for them. */
+    function suggest() {
+      const { capabilities, labels: own } = chosen(model, served);
+      looked.hidden = !capabilities.includes("classify_pixels") || Boolean(own?.length);
+      if (!looked.hidden && !labels.value) labels.value = LOOKED_FOR;
+    }
 
     async function take([chosenFile]) {
       if (!chosenFile?.type.startsWith("image/")) return;
@@ -45,7 +55,7 @@ export const maps = {
     }
 
     const form = caller({
-      fields: [field("Model", model), field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."), opacity, picture.node],
+      fields: [field("Model", model), field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."), looked, opacity, picture.node],
       label: "Draw",
       async prepare() {
         if (!file) throw new CallError("invalid_argument", "Choose an image first.");
@@ -54,7 +64,11 @@ export const maps = {
         return {
           service: isDepth ? "DepthEstimationService" : "SemanticSegmentationService",
           method: isDepth ? "EstimateDepth" : "ClassifyPixels",
-          request: { model: name, images: [await base64(file)] },
+          request: {
+            model: name,
+            images: [await base64(file)],
+            labels: looked.hidden ? undefined : labels.value.split(",").map((one) => one.trim()).filter(Boolean),
+          },
         };
       },
       async run(prepared, signal, output) {
