@@ -928,13 +928,13 @@ class QuantizeProducts(InPlacePass):
         self._many_rows = many_rows
         self._ranges = ranges
         self._weights: dict[tuple[str | None, bool], tuple[ir.Value, NDArray[np.float32]]] = {}
-        self._num_products: Counter[str | None] = Counter()
+        self._num_products: Counter[tuple[str | None, bool]] = Counter()
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrites the matrix products and embedding look-ups of the model in place."""
         modified = False
         products = map(_weight_product, model.graph)
-        self._num_products = Counter(one.weight.name for one in products if one is not None and not one.transposed)
+        self._num_products = Counter((one.weight.name, one.transposed) for one in products if one is not None)
         for node in list(model.graph):
             tape = Tape()
             if (rewritten := self._rewritten(node, tape)) is not None:
@@ -1002,8 +1002,7 @@ class QuantizeProducts(InPlacePass):
         if key not in self._weights:
             if (matrix := _matrix_of(weight)) is None:
                 return None
-            is_shared = not by_row and self._num_products[weight.name] > 1
-            most = {"most": _SHARED_MAX} if is_shared else {}
+            most = {"most": _SHARED_MAX} if self._num_products[key] > 1 else {}
             values, scale = quantize_matrix(matrix, axis=1 if by_row else 0, **most)
             name = f"{weight.name}.int8_{'rows' if by_row else 'columns'}"
             self._weights[key] = Tape(reader.graph).initializer(ir.tensor(values, name=name)), scale

@@ -212,3 +212,27 @@ def test_filters_are_stored_in_a_quarter_and_multiplied_out_at_load(tmp_path):
     with torch.inference_mode():
         expected = module(pixels).numpy()
     assert np.sqrt(((answer - expected) ** 2).mean()) < 0.01 * expected.std()
+
+
+def test_a_weight_that_products_share_transposed_loads_on_any_processor(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 21]> shared (float[rows, 64] x) => (float[rows, 64] y) {
+        columns = Transpose <perm = [1, 0]> (weight)
+        first = MatMul (x, columns)
+        second = Tanh (first)
+        y = MatMul (second, columns)
+    }"""
+    model = ir.from_onnx_text(text)
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    model.graph.register_initializer(ir.Value(name="weight", const_value=ir.tensor(weight, name="weight")))
+    for node in model.graph:
+        for place, value in enumerate(node.inputs):
+            if value is not None and value.name == "weight":
+                node.replace_input_with(place, model.graph.initializers["weight"])
+    rewrite(model, QuantizeProducts())
+    ir.save(model, tmp_path / "int8.onnx")
+    x, answers = np.random.default_rng(1).standard_normal((4, 64)).astype(np.float32), []
+    for setting in ("0", "1"):  # "1" takes weights in uint8, which ONNX Runtime cannot do of one that is shared
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry("session.x64quantprecision", setting)
+        answers.append(onnxruntime.InferenceSession(tmp_path / "int8.onnx", options).run(None, {"x": x})[0])
+    np.testing.assert_array_equal(*answers)
