@@ -287,7 +287,7 @@ EXPORTED: Final = (
         kind="",
         names="MaskFormer, Mask2Former",
         task="`semantic_segmentation` by labels of masks",
-        compared="labels of pixels, 999 of 1,000; of Mask2Former exported and served once by hand, not in the tests",
+        compared="labels of pixels, 999 of 1,000; of Mask2Former at a published shape by hand, not served in the tests",
     ),
     Families(
         kind="",
