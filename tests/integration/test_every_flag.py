@@ -102,6 +102,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             f"--file images.txt --no-stream --batch-size 1 --json --include-attention --language en {SEARCHING}",
             "picture.png --attention drawn.svg --language en --max-new-tokens 4",
             "--image-id {image_id} --language en --max-new-tokens 4",
+            Refused("picture.png --question what", "question"),
             "--image-id {image_id} --image-id {image_id} --batch-size 1 --language en --max-new-tokens 4 --json",
             "--image-id {image_id} --stream --language en --max-new-tokens 4",
             Refused("picture.png --image-id {image_id} --language en", "leave out image files"),
@@ -206,6 +207,7 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "--image-id {image_id}",
             Refused("picture.png picture.png --output drawn.png", "give one image"),
             Refused("--image-id {image_id} --overlay drawn.png", "draws over an image file"),
+            Refused("picture.png --label red", "labels"),
         ),
     ),
     "estimate-depth": (

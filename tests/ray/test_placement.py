@@ -165,7 +165,7 @@ def test_tensors_go_to_the_model_of_their_path_in_json_and_in_binary(shipped):
 
 def test_lists_are_asked_of_every_deployment_and_one_that_is_named_of_one(shipped):
     names = [each.deployment for each in shipped.all]
-    assert len(names) == len({model.placement for model in shipped.models}) == 13
+    assert len(names) == len({model.placement for model in shipped.models}) == 14
     for path in ("/v1/models", "/v2/models/stats", "/v2/repository/index"):
         assert chosen(shipped, path) == names
     for name in ("ListModels", "ListBundles", "RepositoryIndex", "ModelStatistics"):

@@ -101,7 +101,15 @@ async def draw(work):
         return BatchedResults(results=[{"text": np.zeros((9, 2), np.float32)} for _ in rows], runs=[])
 
     tokenizer = TextTokenizer(byte_tokenizer())
-    prompts = TextPrompts(tokenizer, SimpleNamespace(submit=encode), max_tokens=9, pad_id=0, max_bytes=99)
+    prompts = TextPrompts(
+        tokenizer,
+        SimpleNamespace(submit=encode),
+        max_tokens=9,
+        pad_id=0,
+        max_bytes=99,
+        outputs=("text",),
+        has_zero_negative=False,
+    )
     read = [await prompts.read("prompt", text) for text in ("a cat", "a dog")]
     admissions = [Admission(limit=1, noun="images", owner="model")] * 2
     with Job(None, *admissions, count=0, work=1.0, num_bytes=0, deadline=None) as job:

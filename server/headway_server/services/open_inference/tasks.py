@@ -1345,7 +1345,10 @@ GENERATION: Final = TensorTask(
 TRANSLATION: Final = _text_to_text("translated_text", _TRANSLATION)
 TEXT_TO_TEXT: Final = _text_to_text("rewritten_text", {})
 CAPTIONING: Final = TensorTask(
-    inputs=lambda _: (_IMAGE, _PIXELS, _TARGET_PREFIX, _IMAGE_QUESTION),
+    inputs=lambda model: (
+        *(_IMAGE, _PIXELS, _TARGET_PREFIX),
+        *((_IMAGE_QUESTION,) if model.bundle.manifest.image_question is not None else ()),
+    ),
     outputs=lambda _: _written_specs("caption"),
     parameters=_COMMON | _SEARCHING | {"target_language": Kind.TEXT},
     max_rows=MAX_IMAGES,
