@@ -166,8 +166,8 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
     "DepthEstimationService/EstimateDepth": [{"images": [LARGE]}, {"images": [SMALL] * 64}],
     "VideoClassificationService/ClassifyVideo": [{"frames": [LARGE]}, {"frames": [SMALL] * 256}],
     "ObjectDetectionService/DetectObjects": [
-        {"images": [LARGE]},
-        {"images": [SMALL] * 64, "threshold": 0, "labels": ["red"] * 256},
+        {"model": "boxes", "images": [LARGE]},
+        {"model": "boxes", "images": [SMALL] * 64, "threshold": 0, "labels": ["red"] * 256},
     ],
     "ImageGenerationService/GenerateImage": [
         {"image_count": 16, "parameters": {"step_count": 2}},
