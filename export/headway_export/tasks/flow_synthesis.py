@@ -5,21 +5,18 @@ B texts, T tokens, F frames, D channels of a frame, S samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
 from torch import Tensor, nn
 
-from headway_export.agreement import Rows
 from headway_export.candidate import Candidate, run_batch
 from headway_export.graphs import Outputs
-from headway_export.inputs import Inputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, ExportSource
-from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask
+from headway_export.source import ExportSource
+from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import FLOW_TENSORS, GraphRole, Limits, Manifest, demanded
@@ -46,7 +43,7 @@ class FlowSpeaker(Protocol):
         """(B, F, D), (B,) -> (B, S)."""
 
 
-class FlowSynthesis(ExportTask):
+class FlowSynthesis(TaskOfOnePrecision):
     """An encoder of texts, and a decoder of frames to samples."""
 
     recorded = "samples"
@@ -125,16 +122,6 @@ class FlowSynthesis(ExportTask):
                     flat = {name: value.ravel() for name, value in found.items()}
                     comparison.add_outputs(flat, where, partial(_flat, reference, role, graph, given))
             comparison.num_shapes += 1
-
-    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
-        """Not asked for: there is one precision."""
-        raise NotImplementedError(f"{self.task} has one precision")
-
-    def inputs_of(
-        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
-    ) -> Inputs:
-        """Not asked for: no metric is measured."""
-        raise NotImplementedError(f"{self.task} has no metric")
 
 
 def _flat(reference: Reference, role: str, graph: nn.Module, item: Tensors) -> dict[str, Any]:

@@ -5,7 +5,6 @@ B texts or windows, T tokens, F frames, K codebooks, C codes of a codebook, V vo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
@@ -14,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headway_export.agreement import Rows
 from headway_export.candidate import Candidate, run_batch
 from headway_export.graphs import DecoderGraph, Outputs
-from headway_export.inputs import Inputs
 from headway_export.parity import BATCH_SIZES, DECODED_TOKENS, SEED, Comparison, read_text
 from headway_export.reference import Reference
-from headway_export.source import EvaluationData, ExportSource
-from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask
+from headway_export.source import ExportSource
+from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
 from headway_export.tracing import (
     STEP_INPUTS,
     Traceable,
@@ -71,7 +68,7 @@ class StagedSpeaker(Protocol):
         """The original of `samples`."""
 
 
-class StagedSynthesis(ExportTask):
+class StagedSynthesis(TaskOfOnePrecision):
     """Two decoders with caches, one that fills windows, and the decoder of a codec."""
 
     own_kind = "vector"
@@ -147,16 +144,6 @@ class StagedSynthesis(ExportTask):
                 answer = partial(_answer, "samples", speaker.expected_samples, torch.from_numpy(given[None]))
                 comparison.add_outputs(one, f"samples of {length} frames", answer)
             comparison.num_shapes += 2
-
-    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
-        """Not asked for: there is one precision."""
-        raise NotImplementedError(f"{self.task} has one precision")
-
-    def inputs_of(
-        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
-    ) -> Inputs:
-        """Not asked for: no metric is measured."""
-        raise NotImplementedError(f"{self.task} has no metric")
 
 
 def _trace_decoder(role: Any, module: nn.Module) -> tuple[TracedGraph, tuple[StateTensor, ...]]:

@@ -293,3 +293,17 @@ class ExportTask(ABC):
     def more_limits(self, manifest: Manifest) -> list[str]:
         """Says what else is limited."""
         return []
+
+
+class TaskOfOnePrecision(ExportTask):
+    """A task exported in fp32 alone and without a metric, so nothing is judged (`only_in_fp32` says why)."""
+
+    def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
+        """Not asked for: there is one precision."""
+        raise NotImplementedError(f"{self.task} has one precision")
+
+    def inputs_of(
+        self, source: ExportSource, data: EvaluationData, most: int | None, candidate: Candidate | None
+    ) -> Inputs:
+        """Not asked for: no metric is measured."""
+        raise NotImplementedError(f"{self.task} has no metric")
