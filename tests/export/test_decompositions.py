@@ -95,7 +95,7 @@ def _trace(module, monkeypatch, *, as_needed=True):
     with monkeypatch.context() as patch:
         patch.setattr(ExportedProgram, "run_decompositions", counted)
         if not as_needed:
-            patch.setattr("headway_export.shortcuts._is_translatable", lambda *_: False)
+            patch.setattr("headway_export.decomposing._plan", lambda *_: None)
         (graph,) = trace(module, Task.TEXT_CLASSIFICATION).graphs
     return graph.model, count["decomposed"]
 
