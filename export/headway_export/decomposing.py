@@ -7,7 +7,7 @@ PyTorch decomposes a program by tracing it once more, which takes longer than th
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from operator import attrgetter
 from typing import Any, cast
 
@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch._C import DispatchKey
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
@@ -26,14 +27,18 @@ _CHECK = torch.ops.aten._assert_tensor_metadata.default  # noqa: SLF001 (the nam
 _RESHAPES = (torch.ops.aten.flatten.using_ints, torch.ops.aten.unflatten.int)
 _UNCHANGED = (_CHECK, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default)
 """Operators that have a translation, though they are made of others and may return a view."""
+_OF_THEIR_OWN = attrgetter(
+    *("matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+    *("batch_norm", "layer_norm", "group_norm", "instance_norm"),
+)(torch.ops.aten)
+"""Operators made of others that return a tensor of their own."""
 _UNTRANSLATED = (torch.ops.aten.batch_norm.default,)
 """Operators made of others, without views, that have no translation."""
-_PRODUCTS = (torch.ops.aten.matmul.default, torch.ops.aten.linear.default)
-"""Operators made of others that return a tensor of their own."""
 
 # What is missing is missed when this module is imported, and not within a trace.
 _needed: tuple[object, ...] = (
-    *(_schema_of(_CHECK).is_mutable, _schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd),
+    *attrgetter("is_mutable", "name", "overload_name")(_schema_of(_CHECK)),
+    *(_schema_of(_CHECK).arguments[0].alias_info, DispatchKey.CompositeImplicitAutograd),
 )
 
 
@@ -57,22 +62,24 @@ def _plan(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> dict[N
     """Returns what each operator is made of that has to be decomposed; None if one cannot be by itself."""
     if any(node.op not in ("placeholder", "call_function", "output") for node in program.graph.nodes):
         return None
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
     traced: dict[str, Graph | None] = {}
-    parts = {}
+    parts: dict[Node, Graph] = {}
     sizes = _dynamic_sizes(program.graph)
     for node in (node for node in program.graph.nodes if node.op == "call_function"):
         if isinstance(node.target, HigherOrderOperator):
             return None
         if not isinstance(node.target, OpOverload) or node.target in _UNCHANGED or _is_reshape(node, sizes):
             continue
-        target = _without_change(node) if _schema_of(node.target).is_mutable else node.target
+        target = _without_change(node, parts) if _is_mutable(node) else node.target
         if target is node.target and not (
             target in decompositions or target in _UNTRANSLATED or _may_give_view(target)
         ):
             continue
         key = _described(node, target)
         if key not in traced:
-            traced[key] = None if target is None else _trace_parts(node, target, decompositions)
+            traced[key] = None if target is None else _trace_parts(node, target, decompositions, mode)
         if (graph := traced[key]) is None:
             return None
         parts[node] = graph
@@ -92,10 +99,15 @@ def _may_give_view(target: OpOverload) -> bool:
     return is_composite and any(argument.alias_info for argument in _schema_of(target).arguments)
 
 
-def _without_change(node: Node) -> OpOverload | None:
-    """Returns the operator that gives another tensor instead; None if something shows or reads the first afterwards."""
+def _without_change(node: Node, written: Container[Node]) -> OpOverload | None:
+    """Returns the operator that gives another tensor instead; None if something shows or reads the first afterwards.
+
+    What changes a tensor that another change gives, which is written as such an operator, changes its own.
+    """
     changed = node.args[0]
-    if not isinstance(changed, Node) or changed.op != "call_function" or _may_alias(changed):
+    if not isinstance(changed, Node) or changed.op != "call_function":
+        return None
+    if _may_alias(changed) and not (_is_mutable(changed) and changed in written):
         return None
     if not all(user is node or (user < node and not _may_alias(user, changed)) for user in changed.users):
         return None
@@ -115,8 +127,12 @@ def _may_alias(node: Node, read: Node | None = None) -> bool:
     aliased = [value for argument, value in zip(arguments, node.args, strict=False) if argument.alias_info]
     if aliased and (read is None or any(value is read for value in aliased)):
         return True
-    is_composite = _has_kernel(node.target, DispatchKey.CompositeImplicitAutograd) and node.target not in _PRODUCTS
-    return is_composite and not aliased
+    is_composite = _has_kernel(node.target, DispatchKey.CompositeImplicitAutograd)
+    return is_composite and not aliased and node.target.overloadpacket not in _OF_THEIR_OWN
+
+
+def _is_mutable(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and bool(_schema_of(node.target).is_mutable)
 
 
 def _described(node: Node, target: OpOverload | None) -> str:
@@ -132,7 +148,9 @@ def _described(node: Node, target: OpOverload | None) -> str:
     return f"{target}{map_arg(node.args, describe)}{map_arg(node.kwargs, describe)}"
 
 
-def _trace_parts(node: Node, target: OpOverload, decompositions: Mapping[Any, Any]) -> Graph | None:
+def _trace_parts(
+    node: Node, target: OpOverload, decompositions: Mapping[Any, Any], mode: FakeTensorMode
+) -> Graph | None:
     """Traces an operator on tensors without data; None where its parts cannot take its place.
 
     The graph reads the operator's inputs, each once and in order, and returns a node, or a list of nodes of which the
@@ -144,8 +162,10 @@ def _trace_parts(node: Node, target: OpOverload, decompositions: Mapping[Any, An
         given = dict(zip(inputs, values, strict=True))
         return target(*map_arg(node.args, given.__getitem__), **map_arg(node.kwargs, given.__getitem__))
 
+    trace: Callable[..., GraphModule] = make_fx(run, decomposition_table=decompositions)
     try:
-        graph: Graph = make_fx(run, decomposition_table=decompositions)(*[read.meta["val"] for read in inputs]).graph
+        with mode:
+            graph = trace(*[read.meta["val"] for read in inputs]).graph
     except Exception:  # PyTorch decomposes the whole program then, and says what is wrong
         return None
     returned: Any = graph.output_node().args[0]
@@ -156,7 +176,7 @@ def _trace_parts(node: Node, target: OpOverload, decompositions: Mapping[Any, An
         and (is_list or returned.meta["val"].dtype == node.meta["val"].dtype)  # a change in place keeps it
         and len(graph.find_nodes(op="placeholder")) == len(inputs)
         and all(part.op != "get_attr" for part in graph.nodes)
-        and not any(isinstance(part.target, OpOverload) and _schema_of(part.target).is_mutable for part in graph.nodes)
+        and not any(map(_is_mutable, graph.nodes))
     )
     return graph if fits else None
 
@@ -169,6 +189,8 @@ def _write_parts(program: ExportedProgram, node: Node, parts: Graph, sizes: _Siz
             written[part] = size
     with program.graph.inserting_before(node):
         returned = cast("Any", program.graph.graph_copy(parts, written))
+    for part in written.values():
+        part.meta.setdefault("nn_module_stack", node.meta.get("nn_module_stack", {}))
     if isinstance(returned, list | tuple):
         replaced = {user: returned[cast("int", user.args[1])] for user in node.users}
     else:
