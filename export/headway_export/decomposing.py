@@ -168,6 +168,11 @@ def _trace_parts(
             graph = trace(*[read.meta["val"] for read in inputs]).graph
     except Exception:  # PyTorch decomposes the whole program then, and says what is wrong
         return None
+    for part in filter(_is_mutable, graph.nodes):
+        changeless = _without_change(part, ())
+        if changeless is None or changeless in decompositions:
+            return None
+        part.target = changeless
     returned: Any = graph.output_node().args[0]
     is_list = isinstance(returned, list | tuple)
     fits = (
@@ -176,7 +181,6 @@ def _trace_parts(
         and (is_list or returned.meta["val"].dtype == node.meta["val"].dtype)  # a change in place keeps it
         and len(graph.find_nodes(op="placeholder")) == len(inputs)
         and all(part.op != "get_attr" for part in graph.nodes)
-        and not any(map(_is_mutable, graph.nodes))
     )
     return graph if fits else None
 
