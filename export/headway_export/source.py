@@ -50,6 +50,7 @@ from headway_server.bundles import (
     SoundPreprocessing,
     Space,
     SpecialTokens,
+    SpectrogramSpeech,
     SpeechStages,
     SpeechTokens,
     Tagging,
@@ -248,6 +249,8 @@ class ExportSource:
     """How a model of flow synthesis speaks."""
     stages: SpeechStages | None = None
     """How a model of staged synthesis speaks."""
+    spectrogram: SpectrogramSpeech | None = None
+    """How a model of spectrogram synthesis speaks."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None

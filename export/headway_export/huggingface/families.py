@@ -389,6 +389,12 @@ EXPORTED: Final = (
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
     ),
     Families(
+        kind="",
+        names="SpeechT5 that speaks",
+        task="`spectrogram_synthesis` ([speech.md](speech.md#speecht5))",
+        compared="samples for the same dropout, within 1e-4; voices, lengths, streams",
+    ),
+    Families(
         kind="staged speakers",
         names="Bark",
         task="`staged_synthesis` ([speech.md](speech.md#bark))",
@@ -590,7 +596,7 @@ OPTIMUM: Final = (
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
     "speech and sounds": (
-        "Musicgen", "SpeechT5",
+        "Musicgen",
     ),
     "texts of images": ("Pix2Struct",),
     "texts": ("InternLM2",),

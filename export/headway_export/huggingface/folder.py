@@ -98,6 +98,10 @@ class FolderOptions:
     """An .npz of inputs by name, for a model of tensors; None: drawn ones."""
     axes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Axes of inputs of a model of tensors, by name; none: as they are known."""
+    vocoder: str | None = None
+    """Folder or id of what makes samples of a model's spectrograms; None: the folder's own."""
+    voices: Path | None = None
+    """Folder of voices of a model of spectrograms; None: the folder's own."""
     base: str | None = None
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
@@ -111,6 +115,11 @@ class FolderOptions:
     def flag_of_tensors(self) -> str | None:
         """The flag given that is for models of tensors alone; None: none is."""
         return "--examples" if self.examples is not None else "--axes" if self.axes else None
+
+    @property
+    def flag_of_spectrograms(self) -> str | None:
+        """The flag given that is for models of spectrograms alone; None: none is."""
+        return "--vocoder" if self.vocoder is not None else "--voices" if self.voices is not None else None
 
     @property
     def keeps_fp32(self) -> bool:

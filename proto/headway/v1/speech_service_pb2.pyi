@@ -575,8 +575,8 @@ class SynthesizeSpeechRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     voice: _builtins.str
-    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis the first; of
-    staged_synthesis none of them.
+    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis and
+    spectrogram_synthesis the first; of staged_synthesis none of them.
     """
     format: Global___AudioFormat.ValueType
     """Format of the audio. Default: AUDIO_FORMAT_WAV."""
@@ -627,7 +627,9 @@ class SynthesizedSpeech(_message.Message):
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     new_token_count: _builtins.int
-    """Codes that were generated, the end included; or frames, of a model of flow_synthesis."""
+    """Codes that were generated, the end included; or frames, of a model of flow_synthesis or
+    spectrogram_synthesis.
+    """
     seed: _builtins.int
     """Seed of the sampling: the caller's, or a random one."""
     def __init__(
