@@ -1,4 +1,7 @@
-"""VITS and SpeechT5, exported by one command and served, against the samples of `transformers` for the same noise."""
+"""VITS, SpeechT5 and MusicGen, exported by one command and served, against the samples of `transformers`.
+
+Those of VITS and SpeechT5 are compared for the same noise, and those of MusicGen greedily.
+"""
 
 import io
 import json
@@ -43,8 +46,13 @@ def speecht5(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def store(folder, speecht5, tmp_path_factory):
-    return export({"vits": folder, "speecht5": speecht5}, tmp_path_factory.mktemp("store"))
+def musicgen(tmp_path_factory):
+    return tiny_voices.write_musicgen(tmp_path_factory.mktemp("voices") / "musicgen")
+
+
+@pytest.fixture(scope="module")
+def store(folder, speecht5, musicgen, tmp_path_factory):
+    return export({"vits": folder, "speecht5": speecht5, "musicgen": musicgen}, tmp_path_factory.mktemp("store"))
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +182,51 @@ def test_a_spectrogram_is_cut_at_the_asked_length(client):
     np.testing.assert_array_equal(samples_of(cut)[:600], samples_of(whole)[:600])
 
 
+# MusicGen
+
+
+MUSIC_TEXTS = ["a quiet flute", "drum", "a loud drum and a quiet flute and a drum"]
+
+
+@pytest.fixture(scope="module")
+def own_musicgen(musicgen):
+    model = transformers.MusicgenForConditionalGeneration.from_pretrained(musicgen).eval()
+    return model, transformers.AutoTokenizer.from_pretrained(musicgen)
+
+
+@pytest.mark.parametrize("num_frames", [198, 5])
+def test_music_is_that_of_transformers_alone_together_and_streamed(own_musicgen, client, num_frames):
+    model, tokenizer = own_musicgen
+    options = {"model": "musicgen", "temperature": 0, "max_duration_seconds": num_frames * 8 / 16_000}
+    together = client.synthesize_speech(MUSIC_TEXTS, **options).results
+    for text, spoken in zip(MUSIC_TEXTS, together, strict=True):
+        asked = {"do_sample": False, "max_new_tokens": num_frames + 1}  # the second codebook is a step later
+        expected = model.generate(**tokenizer(text, return_tensors="pt"), **asked)[0, 0].numpy()
+        found = samples_of(spoken)
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, np.clip(expected, -1, 1), atol=1e-4 + ROUNDING)
+        assert (spoken.finish_reason, spoken.new_token_count) == ("length", 2 * num_frames)
+        [alone] = client.synthesize_speech(text, **options).results
+        assert alone.audio == spoken.audio
+        with client.stream_synthesize_speech(text, **options) as stream:
+            parts = [part.pcm for part in stream]
+        assert spoken.audio.endswith(b"".join(parts))
+        assert sum(map(len, parts)) == 2 * len(found)
+    assert len({one.audio for one in together}) == len(together)
+
+
+def test_codes_of_music_are_drawn_by_default_by_a_seed_and_among_the_likeliest(client):
+    spoken = [
+        client.synthesize_speech("a flute", model="musicgen", **options).results[0]
+        for options in ({"seed": 1}, {"seed": 2}, {"seed": 1, "top_k": 2}, {"seed": 1}, {"top_k": 1})
+    ]
+    assert spoken[0].audio == spoken[3].audio
+    assert len({one.audio for one in spoken}) == 4
+    [greedy] = client.synthesize_speech("a flute", model="musicgen", temperature=0).results
+    assert greedy.audio == spoken[4].audio
+    assert {one.new_token_count for one in spoken} == {2 * 198}  # what the folder generates
+
+
 def test_another_seed_or_voice_speaks_otherwise(client):
     spoken = [
         client.synthesize_speech("like a book", model="vits", **options).results[0].audio
@@ -207,6 +260,10 @@ def test_speech_is_cut_at_the_asked_length(client):
         ("speecht5", "a", {"voice": "7"}, "voice.*ada, bo"),
         ("speecht5", "a" * 41, {}, "texts.*43 tokens"),
         ("speecht5", "a", {"max_duration_seconds": 1e6}, "max_duration_seconds"),
+        ("musicgen", "a", {"top_k": 99}, "top_k"),
+        ("musicgen", "a", {"voice": "7"}, "voice.*without a name"),
+        ("musicgen", "a", {"speaking_rate": 2.0}, "speaking_rate"),
+        ("musicgen", "a", {"max_duration_seconds": 1.0}, "max_duration_seconds"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(client, model, text, options, words):
@@ -276,6 +333,29 @@ def test_what_cannot_be_exported_of_a_spectrogram_speaker_is_refused(
     else:
         change(changed / part, **changes)
     assert words in refusal_of(changed, tmp_path / "store", *flags)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "flags", "words"),
+    [
+        ("decoder", {"audio_channels": 2}, (), "decoder.audio_channels is 2 (stereo)"),
+        ("audio_encoder", {"chunk_length_s": 1.0}, (), "audio_encoder.chunk_length_s is 1.0"),
+        ("audio_encoder", {}, ("--precision", "int8"), "in fp32 alone"),
+    ],
+)
+def test_what_cannot_be_exported_of_music_is_refused(musicgen, tmp_path, part, changes, *, flags, words):
+    changed = shutil.copytree(musicgen, tmp_path / "changed")
+    settings = json.loads((changed / "config.json").read_text())
+    change(changed / "config.json", **{part: {**settings[part], **changes}})
+    assert words in refusal_of(changed, tmp_path / "store", *flags)
+
+
+def test_a_model_that_hears_a_melody_is_refused_by_name(musicgen, tmp_path):
+    changed = shutil.copytree(musicgen, tmp_path / "changed")
+    change(
+        changed / "config.json", architectures=["MusicgenMelodyForConditionalGeneration"], model_type="musicgen_melody"
+    )
+    assert "musicgen_melody hears a melody" in refusal_of(changed, tmp_path / "store")
 
 
 def test_flags_of_a_spectrogram_speaker_are_for_it_alone(folder, tmp_path):

@@ -21,6 +21,7 @@ from headway_server.bundles import (
     Architecture,
     Bundle,
     Ctc,
+    DelayedCodes,
     Depth,
     Detection,
     Embedding,
@@ -651,6 +652,84 @@ def write_murmur_bundle(store: Path, *, name: str = "murmur", version: str = "1"
             special_tokens=SpecialTokens(),
             labels=("low", "high"),
             spectrogram=MURMUR,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+CLAP = DelayedCodes(
+    sampling_rate=8_000,
+    hop_length=80,
+    num_books=2,
+    codebook_size=8,
+    guidance_scale=2.0,
+    max_frames=40,
+    context_frames=2,
+    frames_per_run=16,
+)
+"""How the clapping model writes."""
+
+
+def write_clap_bundle(store: Path, *, name: str = "clap", version: str = "1") -> Bundle:
+    """Publishes the clapping model: the codes of a step follow from those before, and samples are codes."""
+    width = CLAP.num_books * CLAP.codebook_size
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    read = TensorSpec(name="cross_key_0", dtype="float32", shape=("batch", 1, "length", 1))
+    step = [
+        TensorSpec(name="codes", dtype="int64", shape=("slots", CLAP.num_books)),
+        TensorSpec(name="condition", dtype="float32", shape=("slots",)),
+    ]
+    logits = TensorSpec(name="logits", dtype="float32", shape=("slots", 1, width))
+    codes = TensorSpec(name="codes", dtype="int64", shape=("batch", "frames", CLAP.num_books))
+    states = TensorSpec(name="states", dtype="float32", shape=("batch", "frames", 1))
+    samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
+    text = [
+        _constant("places", np.array([1, 3])),
+        helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "places"], ["cross_key_0"]),
+    ]
+    decoder = [
+        _constant("table", np.random.default_rng(0).normal(size=(CLAP.codebook_size + 1, width)).astype(np.float32)),
+        _constant("axis", np.array([1])),
+        _constant("behind", np.array([1, 2])),
+        helper.make_node("Gather", ["table", "codes"], ["rows"]),  # (R, K, K * V)
+        helper.make_node("ReduceSum", ["rows", "axis"], ["sums"], keepdims=1),
+        helper.make_node("Unsqueeze", ["condition", "behind"], ["scale"]),
+        helper.make_node("Mul", ["sums", "scale"], ["logits"]),
+    ]
+    codec = [
+        _constant("axis", np.array([2])),
+        helper.make_node("ReduceSum", ["codes", "axis"], ["sums"], keepdims=1),  # (B, F, 1)
+        helper.make_node("Cast", ["sums"], ["states"], to=TensorProto.FLOAT),
+    ]
+    waveform = [
+        _constant("shape", np.array([0, -1])),
+        _constant("scale", np.array(0.02, np.float32)),
+        helper.make_node("Mul", ["states", "scale"], ["levels"]),
+        helper.make_node("Concat", ["levels"] * CLAP.hop_length, ["repeated"], axis=2),
+        helper.make_node("Reshape", ["repeated", "shape"], ["samples"]),
+    ]
+    vocabulary = {letter: index for index, letter in enumerate("_" + string.ascii_lowercase)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graphs: dict[GraphRole, Graph] = {
+            "encoder": _save_graph(folder, text, [ids], [read], role="encoder"),
+            "decoder": _save_graph(folder, decoder, step, [logits], role="decoder"),
+            "codec_decoder": _save_graph(folder, codec, [codes], [states], role="codec_decoder"),
+            "waveform_decoder": _save_graph(folder, waveform, [states], [samples], role="waveform_decoder"),
+        }
+        manifest = _manifest(
+            folder,
+            graphs,
+            name=name,
+            version=version,
+            task=Task.DELAYED_SYNTHESIS,
+            limits=Limits(max_input_tokens=16, max_total_tokens=CLAP.steps_of(CLAP.max_frames)),
+            special_tokens=SpecialTokens(),
+            sampling_defaults=SamplingDefaults(temperature=1.0),
+            delayed=CLAP,
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

@@ -1,4 +1,4 @@
-"""Tiny VITS and SpeechT5 of `transformers` with random weights, in folders as they are published."""
+"""Tiny VITS, SpeechT5 and MusicGen of `transformers` with random weights, in folders as they are published."""
 
 import json
 import tempfile
@@ -8,6 +8,7 @@ import numpy as np
 import sentencepiece
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 LETTERS = "k abcdefghijlmnopqrstuvwxyz'-"
 """The first is the blank, which is the padding too, as in MMS-TTS."""
@@ -125,4 +126,53 @@ def write_vits(folder: Path, seed: int = 5, pad: str = "k", **changes) -> Path:
     (folder / "vocab.json").write_text(json.dumps({letter: index for index, letter in enumerate(LETTERS)}))
     options = {"phonemize": False, "pad_token": pad, "unk_token": "<unk>", "language": "eng"}
     transformers.VitsTokenizer(str(folder / "vocab.json"), **options).save_pretrained(folder)
+    return folder
+
+
+def write_musicgen(folder: Path, seed: int = 6, **changes) -> Path:
+    """Writes a folder whose model writes varied codes of two codebooks."""
+    torch.manual_seed(seed)
+    words = ("<pad>", "</s>", "<unk>", "a", "quiet", "loud", "drum", "flute", "and")
+    sizes = {"d_model": 12, "d_kv": 6, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    text = transformers.T5Config(vocab_size=len(words), **sizes)
+    codec = transformers.EncodecConfig(
+        sampling_rate=16_000,
+        upsampling_ratios=[4, 2],
+        num_filters=4,
+        hidden_size=8,
+        codebook_size=16,
+        codebook_dim=8,
+        target_bandwidths=[16.0],
+        use_causal_conv=False,
+    )
+    decoder = transformers.MusicgenDecoderConfig(
+        vocab_size=16,
+        num_hidden_layers=2,
+        ffn_dim=24,
+        num_attention_heads=2,
+        hidden_size=20,
+        num_codebooks=2,
+        pad_token_id=16,
+        bos_token_id=16,
+        max_position_embeddings=32,
+        **changes,
+    )
+    config = transformers.MusicgenConfig(text_encoder=text, audio_encoder=codec, decoder=decoder)
+    model = transformers.MusicgenForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not name.startswith("audio_encoder"):
+                parameter.normal_(std=(3.0 if "encoder_attn" in name else 1.5) * parameter[0].numel() ** -0.5)
+        for layer in model.audio_encoder.quantizer.layers:
+            layer.codebook.embed.copy_(torch.randn_like(layer.codebook.embed))
+        model.audio_encoder.decoder.layers[-1].conv.parametrizations.weight.original0.mul_(0.5)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True, guidance_scale=3.0, max_length=200, decoder_start_token_id=16, pad_token_id=16, bos_token_id=16
+    )
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder

@@ -18,6 +18,7 @@ from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.asked_captioners import ASKED_CAPTIONERS, read_asked_captioner
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder
+from headway_export.huggingface.delayed_speakers import DELAYED_SPEAKERS, read_delayed_speaker
 from headway_export.huggingface.depth_estimators import read_depth_estimator
 from headway_export.huggingface.detectors import DETECTORS, read_detector
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
@@ -119,6 +120,7 @@ KINDS: Final = (
         is_encoder_decoder=True,
         read=read_spectrogram_speaker,
     ),
+    Kind(task=Task.DELAYED_SYNTHESIS, heads=DELAYED_SPEAKERS, is_encoder_decoder=True, read=read_delayed_speaker),
     Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
     Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(

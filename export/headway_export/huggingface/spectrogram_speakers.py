@@ -87,7 +87,7 @@ class HuggingFaceSpectrogramSpeaker(nn.Module):
         return [(_heads(own, own.k_proj(memory)), _heads(own, own.v_proj(memory))) for own in attentions]
 
     def step(self, read: Sequence[Tensor], position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """See `SpectrogramSpeaker`."""
+        """See `StepWriter`."""
         states, dropout, speaker = read
         decoder = self.model.speecht5.decoder
         prenet = decoder.prenet

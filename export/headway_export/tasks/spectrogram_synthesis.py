@@ -6,7 +6,7 @@ of such a layer, E numbers of a voice, V numbers that a step gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, cast
 
@@ -16,35 +16,27 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.candidate import Candidate, run_batch
-from headway_export.graphs import CachedAttention, CrossAttention, EncoderGraph, Outputs
+from headway_export.graphs import Outputs
 from headway_export.parity import BATCH_SIZES, DECODED_TOKENS, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
+from headway_export.tasks.steps import StepWriter, trace_steps
 from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
-from headway_export.tracing import (
-    STEP_INPUTS,
-    Traceable,
-    TracedModel,
-    cache_specs,
-    in_place,
-    make_spec,
-    read_sources,
-    trace_graph,
-)
+from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph
 from headway_server.bundles import Limits, Manifest, SpectrogramSpeech, demanded
 from headway_server.bundles.manifest import FRAMES, SPECTROGRAM_STEP
 from headway_server.tasks.synthesis.spectrogram import draw_dropout
-from headway_training.models.parts.attention import Attend, AttendCross
 
 _LENGTHS: Final = (33, 7, 1)
 """Frames of each compared batch whose samples are made: beside what a graph was traced at."""
 
 
-class SpectrogramSpeaker(Protocol):
+class SpectrogramSpeaker(StepWriter, Protocol):
     """A model that speaks by spectrograms; docs/speech.md says what it computes.
 
-    It encodes texts and writes keys and values of them as an `EncoderDecoder` does.
+    A step reads a frame (R, M), the dropout (R, L, U) and a voice (R, E). It gives frames, and then the logit of the
+    end of each.
     """
 
     max_source_length: int
@@ -53,19 +45,6 @@ class SpectrogramSpeaker(Protocol):
     speech: SpectrogramSpeech
     cache_shape: tuple[int, int, int]
     """Layers, and heads and head width of a layer's cache."""
-
-    def step(self, read: Sequence[Tensor], position_ids: Tensor, attend: Attend, attend_cross: AttendCross) -> Tensor:
-        """Reads a frame and writes some.
-
-        Args:
-            read: The frame (R, M), the dropout (R, L, U) and the voice (R, E).
-            position_ids: (R, 1).
-            attend: Called once by each layer.
-            attend_cross: Called once by each layer.
-
-        Returns:
-            (R, 1, V): frames, and then the logit of the end of each.
-        """
 
     def samples(self, spectrogram: Tensor) -> Tensor:
         """(B, F, M) -> (B, S)."""
@@ -108,18 +87,12 @@ class SpectrogramSynthesis(TaskOfOnePrecision):
         """Traces the three graphs."""
         module = asked.module
         speaker = cast("SpectrogramSpeaker", module)
-        speech, (layers, *shape) = speaker.speech, speaker.cache_shape
-        ids = make_spec("input_ids", "int64", "batch", "length")
-        encoder = trace_graph("encoder", module, EncoderGraph(module), [ids])
-        past = cache_specs(module, [(shape[0], shape[1])] * layers)
+        speech = speaker.speech
         widths = ((speech.num_bins,), (speech.num_layers, speech.num_units), (speech.speaker_width,))
         step = [
             make_spec(name, "float32", "slots", *width) for name, width in zip(SPECTROGRAM_STEP, widths, strict=True)
         ]
-        _, _, _, *lengths = STEP_INPUTS
-        inputs = [*step, make_spec("position_ids", "int64", "slots", 1), *(make_spec(*spec) for spec in lengths)]
-        inputs += [*past, *read_sources(encoder)]
-        decoder = trace_graph("decoder", module, SpectrogramStepGraph(module, len(past)), inputs)
+        traced = trace_steps(module, step, speaker.cache_shape, FRAMES)
         waveform = trace_graph(
             "waveform_decoder",
             module,
@@ -127,11 +100,7 @@ class SpectrogramSynthesis(TaskOfOnePrecision):
             [make_spec("spectrogram", "float32", "batch", "frames", speech.num_bins)],
             outputs=[make_spec("samples", "float32", "batch", "samples")],
         )
-        return TracedModel(
-            graphs=(encoder, decoder, waveform),
-            state=in_place(past),
-            cross=tuple(spec.name for spec in encoder.outputs),
-        )
+        return replace(traced, graphs=(*traced.graphs, waveform))
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
         """Holds what is written of drawn texts, step by step and together, and samples, against the original."""
@@ -178,26 +147,6 @@ class SpectrogramSynthesis(TaskOfOnePrecision):
 def _answer(name: str, compute: Any, *given: NDArray[Any]) -> dict[str, Any]:
     with torch.inference_mode():
         return {name: compute(*(torch.from_numpy(np.ascontiguousarray(one)) for one in given)).numpy()}
-
-
-class SpectrogramStepGraph(nn.Module):
-    """Graph `decoder`: a step that reads a frame and writes some."""
-
-    def __init__(self, module: nn.Module, num_states: int) -> None:
-        super().__init__()
-        self.module = module
-        self.num_states = num_states
-
-    def forward(self, *inputs: Tensor) -> Outputs:
-        """What `SpectrogramSpeaker.step` reads, lengths, the past state, the source mask and the cross tensors."""
-        count = len(SPECTROGRAM_STEP)
-        read, (position_ids, seqlens_k, total_sequence_length, *tensors) = inputs[:count], inputs[count:]
-        past, (source_mask, *cross) = tensors[: self.num_states], tensors[self.num_states :]
-        attend = CachedAttention(past, seqlens_k, total_sequence_length)
-        attend_cross = CrossAttention(cross, source_mask, alignment_layer=-1)
-        module = cast("SpectrogramSpeaker", self.module)
-        frames = module.step(read, position_ids, attend, attend_cross)  # (R, 1, V)
-        return {FRAMES: frames, **attend.present}
 
 
 class SpectrogramWaveformGraph(nn.Module):

@@ -527,6 +527,7 @@ class SynthesisParameters(_message.Message):
     max_duration_seconds: _builtins.float
     """Maximum audio of a text: from one frame of the codec to the model's maximum. Longer speech is cut there
     (FINISH_REASON_LENGTH). Default: the model's maximum.
+    Audio of a model of delayed_synthesis has just this length.
     """
     speaking_rate: _builtins.float
     """Times as fast as the model speaks by itself, 0.25 to 4, for models of the task flow_synthesis. Default: 1."""
@@ -577,6 +578,7 @@ class SynthesizeSpeechRequest(_message.Message):
     voice: _builtins.str
     """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis and
     spectrogram_synthesis the first; of staged_synthesis none of them.
+    Models of delayed_synthesis have none.
     """
     format: Global___AudioFormat.ValueType
     """Format of the audio. Default: AUDIO_FORMAT_WAV."""

@@ -104,6 +104,13 @@ SPECTROGRAM_STEP = ("frame", "dropout", "speaker")
 """Inputs of such a decoder in place of tokens (docs/graphs.md)."""
 SPECTROGRAM_TENSORS = {"waveform_decoder": (("spectrogram",), ("samples",))}
 """Inputs and outputs of the graph without a cache of a spectrogram synthesis model (docs/graphs.md)."""
+DELAYED_STEP = ("codes", "condition")
+"""Inputs of the decoder of a delayed synthesis model in place of tokens (docs/graphs.md)."""
+DELAYED_TENSORS = {
+    "codec_decoder": (("codes",), ("states",)),
+    "waveform_decoder": (("states",), ("samples",)),
+}
+"""Inputs and outputs of its graphs without a cache (docs/graphs.md)."""
 EXAMPLES_FILE = "examples.npz"
 """Inputs of a model of tensors by name, one row of a batch: a server warms up with them."""
 BATCH_AXIS = "batch"
@@ -156,6 +163,7 @@ class Task(StrEnum):
     FLOW_SYNTHESIS = "flow_synthesis"
     STAGED_SYNTHESIS = "staged_synthesis"
     SPECTROGRAM_SYNTHESIS = "spectrogram_synthesis"
+    DELAYED_SYNTHESIS = "delayed_synthesis"
     TENSORS = "tensors"
 
     @classmethod
@@ -1367,6 +1375,35 @@ class SpectrogramSpeech(Record):
     """Frames whose samples are computed together, beside `context_frames` on either side."""
 
 
+class DelayedCodes(Record):
+    """How a model of delayed synthesis writes codes (docs/speech.md): of all codebooks at once, each a step later."""
+
+    sampling_rate: Size
+    """Sample rate, in Hz."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_books: Size
+    codebook_size: Size
+    """Codes of a codebook; the number stands for none."""
+    guidance_scale: Annotated[float, Field(ge=1, le=100)]
+    """How far logits are taken from those without the text; 1: they are those with the text."""
+    max_frames: Size
+    """Most frames of a text's audio, which it has unless a call asks for fewer."""
+    context_frames: Index
+    """Frames on either side of a frame that its samples depend on, by the graph `waveform_decoder`."""
+    frames_per_run: Size
+    """Frames whose samples are computed together, beside `context_frames` on either side."""
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that a text takes."""
+        return 1 if self.guidance_scale == 1 else 2
+
+    def steps_of(self, num_frames: int) -> int:
+        """Returns the steps that write frames: the last codebook comes behind the others."""
+        return num_frames + self.num_books - 1
+
+
 class SamplingDefaults(Record):
     """Default parameters of generation requests."""
 
@@ -1572,6 +1609,8 @@ class Manifest(Record):
     """None but for staged_synthesis."""
     spectrogram: SpectrogramSpeech | None = None
     """None but for spectrogram_synthesis."""
+    delayed: DelayedCodes | None = None
+    """None but for delayed_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     truncation_side: Literal["right", "left"] = "right"
     """Side of truncation of texts. Prompts of generation models are always truncated on the left."""
@@ -1946,6 +1985,24 @@ def _check_spectrogram(manifest: Manifest) -> None:
         _check_names(manifest, precision, SPECTROGRAM_TENSORS)
 
 
+def _check_delayed(manifest: Manifest) -> None:
+    delayed = demanded(manifest.delayed)
+    if (steps := delayed.steps_of(delayed.max_frames)) != manifest.limits.max_total_tokens:
+        raise ValueError(
+            f"limits.max_total_tokens is {manifest.limits.max_total_tokens}; delayed.max_frames takes {steps} steps"
+        )
+    step = {"codes": (delayed.num_books,), "condition": (), "logits": (1, delayed.num_books * delayed.codebook_size)}
+    for precision, variant in manifest.variants.items():
+        if (decoder := variant.graphs.get("decoder")) is not None:
+            found = {spec.name: spec.shape[1:] for spec in (*decoder.inputs, *decoder.outputs) if spec.name in step}
+            if found != step:
+                raise ValueError(
+                    f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs {step} "
+                    "behind the batch"
+                )
+        _check_names(manifest, precision, DELAYED_TENSORS)
+
+
 def _check_names(
     manifest: Manifest, precision: Precision, needed: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> None:
@@ -2056,6 +2113,12 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "spectrogram"),
         files=(TOKENIZER_FILE, VOICES_FILE),
         check=_check_spectrogram,
+    ),
+    Task.DELAYED_SYNTHESIS: TaskParts(
+        graphs=("encoder", "decoder", *DELAYED_TENSORS),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "delayed"),
+        files=(TOKENIZER_FILE,),
+        check=_check_delayed,
     ),
     Task.TENSORS: TaskParts(needs=(), files=(EXAMPLES_FILE,), check=_check_tensors),
 }
