@@ -606,6 +606,7 @@ def write_murmur_bundle(store: Path, *, name: str = "murmur", version: str = "1"
         TensorSpec(name=key, dtype="float32", shape=("slots", *width))
         for key, width in (("frame", (1,)), ("dropout", (1, 1)), ("speaker", (1,)))
     ]
+    step.append(TensorSpec(name="source_mask", dtype="int64", shape=("sources", "source_length")))
     frames = TensorSpec(name="frames", dtype="float32", shape=("slots", 1, 4))
     spectrogram = TensorSpec(name="spectrogram", dtype="float32", shape=("batch", "frames", 1))
     samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
@@ -678,6 +679,7 @@ def write_clap_bundle(store: Path, *, name: str = "clap", version: str = "1") ->
     step = [
         TensorSpec(name="codes", dtype="int64", shape=("slots", CLAP.num_books)),
         TensorSpec(name="condition", dtype="float32", shape=("slots",)),
+        TensorSpec(name="source_mask", dtype="int64", shape=("sources", "source_length")),
     ]
     logits = TensorSpec(name="logits", dtype="float32", shape=("slots", 1, width))
     codes = TensorSpec(name="codes", dtype="int64", shape=("batch", "frames", CLAP.num_books))
