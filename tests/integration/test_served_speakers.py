@@ -350,13 +350,5 @@ def test_what_cannot_be_exported_of_music_is_refused(musicgen, tmp_path, part, c
     assert words in refusal_of(changed, tmp_path / "store", *flags)
 
 
-def test_a_model_that_hears_a_melody_is_refused_by_name(musicgen, tmp_path):
-    changed = shutil.copytree(musicgen, tmp_path / "changed")
-    change(
-        changed / "config.json", architectures=["MusicgenMelodyForConditionalGeneration"], model_type="musicgen_melody"
-    )
-    assert "musicgen_melody hears a melody" in refusal_of(changed, tmp_path / "store")
-
-
 def test_flags_of_a_spectrogram_speaker_are_for_it_alone(folder, tmp_path):
     assert "--voices is for spectrogram_synthesis" in refusal_of(folder, tmp_path / "store", "--voices", "nowhere")
