@@ -30,6 +30,7 @@ _UNCHANGED = (_CHECK, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.
 _OF_THEIR_OWN = attrgetter(
     *("matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
     *("batch_norm", "layer_norm", "group_norm", "instance_norm"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
 )(torch.ops.aten)
 """Operators made of others that return a tensor of their own."""
 _UNTRANSLATED = (torch.ops.aten.batch_norm.default,)
