@@ -443,7 +443,7 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
     diffusion, notes = _read_schedule(path, scheduler, library, pipeline)
     configs = {part: _read_json(path / part / "config.json") for part in pipeline.models}
     side = _number(path / pipeline.denoiser, configs[pipeline.denoiser], "sample_size")
-    check_memory(str(path), count, working=drawing_bytes(configs["vae"], side))
+    check_memory(str(path), count, working=drawing_bytes(configs["vae"], side), can_shrink=False)
     changed: dict[int, int] = {}
     if pipeline.reads_texts:
         tokenizer, pad_id = _read_tokenizer(path / "tokenizer")
