@@ -505,7 +505,7 @@ def drawing_bytes(autoencoder: Mapping[str, Any], side: int) -> int:
     if not isinstance(channels, list) or not all(isinstance(count, int) for count in channels[:2]) or not channels:
         return working_bytes(writes=False, num_heads=0, length=0, vocab_size=0)  # reading it will tell what is wrong
     pixels = (side << (len(channels) - 1)) ** 2
-    arrays = _IMAGE_ARRAYS * FLOAT_BYTES * channels[:2][-1] * pixels
+    arrays = _IMAGE_ARRAYS * FLOAT_BYTES * int(channels[:2][-1]) * pixels
     return working_bytes(writes=False, num_heads=0, length=0, vocab_size=0) + arrays
 
 
