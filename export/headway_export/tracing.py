@@ -241,6 +241,7 @@ STEP_INPUTS = (
     ("seqlens_k", "int32", "slots"),
     ("total_sequence_length", "int32"),
 )
+SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
 
 
 def alignment_layer(num_layers: int) -> int:
@@ -252,12 +253,31 @@ def alignment_layer(num_layers: int) -> int:
 
 
 def past_specs(module: nn.Module, *, has_source: bool) -> list[TensorSpec]:
-    """Declares the key and the value of each layer's cache."""
+    """Declares the key and the value of each layer's cache; errors are those of `probe_attention`."""
+    return cache_specs(module, probe_attention(module, has_source=has_source))
+
+
+def cache_specs(module: nn.Module, shapes: Sequence[tuple[int, int]]) -> list[TensorSpec]:
+    """Declares the key and the value of each layer's cache, with its key/value heads and head width."""
     dtype = str(float_dtype(module)).removeprefix("torch.")
     return [
         make_spec(f"past_{part}_{layer}", dtype, "slots", heads, "cache_length", width)
-        for layer, (heads, width) in enumerate(probe_attention(module, has_source=has_source))
+        for layer, (heads, width) in enumerate(shapes)
         for part in ("key", "value")
+    ]
+
+
+def read_sources(encoder: TracedGraph) -> list[TensorSpec]:
+    """Declares what a decoder reads of encoded sources: their mask, and what the encoder gives of each layer.
+
+    It reads sources of any length, those of an image or of audio too, which have always as many positions.
+    """
+    return [
+        make_spec(*SOURCE_MASK),
+        *(
+            make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3])
+            for spec in encoder.outputs
+        ),
     ]
 
 
