@@ -326,6 +326,20 @@ def hf(
             help="Axes of an input, sizes of fixed ones and names of others; repeat for several; with --task tensors.",
         ),
     ] = None,
+    vocoder: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or id of the model that makes samples of spectrograms; for a speaker that writes these. "
+            "[default: the folder vocoder in FOLDER]"
+        ),
+    ] = None,
+    voices: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of x-vectors, .npy or .safetensors; for a speaker that writes spectrograms. "
+            "[default: the folder speaker_embeddings in FOLDER]"
+        ),
+    ] = None,
     prompt: Annotated[
         list[str] | None,
         typer.Option(help="NAME=TEXT, which a call can have put before its texts; repeat for several; for embeddings."),
@@ -360,6 +374,8 @@ def hf(
             prompts=_prompts(prompt or ()),
             examples=examples,
             axes=_axes(axes or ()),
+            vocoder=vocoder,
+            voices=voices,
             base=base,
             precisions=tuple(precision) if precision else None,
             scratch=scratch,

@@ -86,6 +86,7 @@ def rewrite(model: ir.Model, *passes: InPlacePass) -> None:
         with _of_this_form(type(rewriting).__name__):
             Sequential(
                 rewriting,
+                common.NameFixPass(),  # a new constant may have got the name of an initializer
                 common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
                 common.LiftSubgraphInitializersToMainGraphPass(),
                 common.DeduplicateInitializersPass(),

@@ -33,6 +33,7 @@ from headway_server.bundles import (
     AudioPreprocessing,
     ClassificationScheme,
     Ctc,
+    DelayedCodes,
     Depth,
     Detection,
     Diffusion,
@@ -50,6 +51,7 @@ from headway_server.bundles import (
     SoundPreprocessing,
     Space,
     SpecialTokens,
+    SpectrogramSpeech,
     SpeechStages,
     SpeechTokens,
     Tagging,
@@ -248,6 +250,10 @@ class ExportSource:
     """How a model of flow synthesis speaks."""
     stages: SpeechStages | None = None
     """How a model of staged synthesis speaks."""
+    spectrogram: SpectrogramSpeech | None = None
+    """How a model of spectrogram synthesis speaks."""
+    delayed: DelayedCodes | None = None
+    """How a model of delayed synthesis writes codes."""
     speech: SpeechTokens | None = None
     languages: Languages | None = None
     sampling_defaults: SamplingDefaults | None = None

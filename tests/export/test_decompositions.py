@@ -55,6 +55,27 @@ class PoolingOfManyOperators(Pooling):
         return self.output(mixed.mean(dim=1).type_as(mask).to("cpu"))
 
 
+class PoolingOfComposites(Pooling):
+    """Has operators that PyTorch makes of others, some of several results or in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.mixing = nn.Conv1d(WIDTH, WIDTH, 3, padding="same")
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1).float()
+        tokens = self.tokens(input_ids) * mask
+        mixed = self.norm(self.mixing(tokens.mT)).relu_().clamp_(max=2.0)
+        rows, columns = torch.meshgrid(mixed[0, :, 0], mixed[0, :, 1], indexing="ij")
+        first = torch.zeros_like(mixed).index_copy(2, torch.tensor([0]), mixed[:, :, 1:2])
+        left, _, right = (mixed + first).tensor_split([2, 4], dim=1)
+        pooled = nn.functional.adaptive_avg_pool1d(mixed, 1).squeeze(-1)
+        sides = torch.cat([left, right], dim=1).mean(dim=2)
+        total = (sides.sum(dim=1, keepdim=True) + (rows * columns).mean()).broadcast_to(pooled.shape)
+        return self.output(pooled + total.view_as(pooled))
+
+
 class PoolingInPlaceOfDropout(Pooling):
     """Changes what `dropout` returns, which is the tensor that it reads."""
 
@@ -95,7 +116,7 @@ def _trace(module, monkeypatch, *, as_needed=True):
     with monkeypatch.context() as patch:
         patch.setattr(ExportedProgram, "run_decompositions", counted)
         if not as_needed:
-            patch.setattr("headway_export.shortcuts._is_translatable", lambda *_: False)
+            patch.setattr("headway_export.decomposing._plan", lambda *_: None)
         (graph,) = trace(module, Task.TEXT_CLASSIFICATION).graphs
     return graph.model, count["decomposed"]
 
@@ -108,7 +129,7 @@ def _logits(model, tmp_path):
 IN_PLACE = (PoolingInPlace, PoolingInPlaceReadAfterwards)
 
 
-@pytest.fixture(params=[Pooling, PoolingOfManyOperators, *IN_PLACE])
+@pytest.fixture(params=[Pooling, PoolingOfManyOperators, PoolingOfComposites, *IN_PLACE])
 def module(request):
     torch.manual_seed(0)
     return request.param().eval()
@@ -126,7 +147,7 @@ def test_what_an_operator_may_return_as_it_is_counts_as_read_afterwards(monkeypa
     assert _trace(PoolingInPlaceOfDropout().eval(), monkeypatch)[1] == 1
 
 
-@pytest.mark.parametrize("kind", [Pooling, PoolingOfManyOperators])
+@pytest.mark.parametrize("kind", [Pooling, PoolingOfManyOperators, PoolingOfComposites])
 def test_a_program_that_is_not_decomposed_has_no_more_operators(monkeypatch, kind):
     module = kind().eval()
     (found, num_decomposed), (decomposed, _) = (

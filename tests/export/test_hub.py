@@ -8,6 +8,7 @@ import sys
 import pytest
 import tiny_embedders
 import tiny_huggingface as tiny
+import tiny_voices
 import torch
 import transformers
 from safetensors.torch import save
@@ -312,3 +313,14 @@ def test_the_environment_names_hub_cache_and_token(hub, tmp_path):
     assert result.returncode == 2, result.stderr
     assert f"{ID}: model type llama9000 is not one that transformers" in result.stderr
     assert list((tmp_path / "home" / "hub").glob("models--tiny-org--Tiny-Llama/snapshots/*/config.json"))
+
+
+def test_the_vocoder_of_a_speaker_is_fetched_by_its_id(hub, tmp_path, monkeypatch):
+    folder = tiny_voices.write_speecht5(tmp_path / "speecht5")
+    hub.repositories["tiny-org/vocoder"] = Repository.of_folder(folder / "vocoder")
+    hub.repositories["tiny-org/speaker"] = Repository.of_folder(folder)
+    options = FolderOptions(vocoder="tiny-org/vocoder", voices=folder / "speaker_embeddings")
+    with using(hub.address, tmp_path / "cache", monkeypatch):
+        [source], _ = sources_from_hub("tiny-org/speaker", None, options)
+    assert source.labels == ("ada", "bo")
+    assert source.spectrogram.sampling_rate == 16_000

@@ -39,7 +39,6 @@ FAMILIES = {
     "BLIP-2": ("Blip2", None, _WRITES),
     "InstructBLIP": ("InstructBlip", None, _WRITES),
     "Llama 3.2 Vision": ("Mllama", None, _WRITES),
-    "MusicGen": ("Musicgen", None, _WRITES),
     "MusicGen Melody": ("MusicgenMelody", None, _WRITES),
     "ProphetNet": ("ProphetNet", None, _WRITES),
     "FSMT": ("FSMT", None, _WRITES),

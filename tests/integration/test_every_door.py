@@ -231,6 +231,8 @@ TENSORS: dict[Task, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     Task.SPEECH_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.FLOW_SYNTHESIS: ([{"text": [b"one"]}], {"speaking_rate": 1.5, "seed": 7}),
     Task.STAGED_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
+    Task.SPECTROGRAM_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
+    Task.DELAYED_SYNTHESIS: ([{"text": [b"one"]}], {"max_duration_seconds": 0.1, "seed": 7}),
     Task.TEXT_CLASSIFICATION: (OF_TEXTS, {}),
     Task.TOKEN_CLASSIFICATION: (
         [{"text": [b"Ada Lovelace saw Paris"]}, PAGE, {**PAGE, "page_size": [[1000, 2000]]}],
@@ -340,6 +342,16 @@ TYPED: dict[Task, Typed] = {
         outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),
     ),
     Task.STAGED_SYNTHESIS: Typed(
+        rpc="SynthesizeSpeech",
+        request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
+        outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),
+    ),
+    Task.SPECTROGRAM_SYNTHESIS: Typed(
+        rpc="SynthesizeSpeech",
+        request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
+        outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),
+    ),
+    Task.DELAYED_SYNTHESIS: Typed(
         rpc="SynthesizeSpeech",
         request={"texts": ["one"], "parameters": {"max_duration_seconds": 0.1, "sampling": SEED}},
         outputs=named("results.audio", "audio") | named("results.new_token_count", "new_token_count"),

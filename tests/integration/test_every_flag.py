@@ -207,7 +207,9 @@ CALLS: dict[str, tuple[str, tuple[str | Refused, ...]]] = {
             "--image-id {image_id}",
             Refused("picture.png picture.png --output drawn.png", "give one image"),
             Refused("--image-id {image_id} --overlay drawn.png", "draws over an image file"),
-            Refused("picture.png --label red", "labels"),
+            Refused("picture.png --label red --probability-maps .", "labels"),
+            Refused("picture.png --probability-maps .", "a file for each --label"),
+            Refused("picture.png --label red --probability-maps absent", "there is no folder"),
         ),
     ),
     "estimate-depth": (

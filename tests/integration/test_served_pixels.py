@@ -151,8 +151,10 @@ def test_every_door_takes_the_callers_labels(addresses, client, images, tmp_path
     (tmp_path / "picture.png").write_bytes(file)
     flags = [word for label in labels for word in ("--label", label)]
     words = ["classify-pixels", str(tmp_path / "picture.png"), "--model", "clipseg", "--server", grpc, "--json"]
-    told = CliRunner().invoke(command, [*words, *flags])
+    told = CliRunner().invoke(command, [*words, *flags, "--probability-maps", str(tmp_path)])
     assert told.exit_code == 0, told.output
+    for one in expected.labels:
+        assert (tmp_path / f"{one.label_index}.png").read_bytes() == one.probability_map
     assert [one["label"] for one in json.loads(told.output)["labels"]] == [one.label for one in expected.labels]
 
 

@@ -56,6 +56,8 @@ def write_every_task(store: Path) -> None:
     tiny_bundles.write_loudness_bundle(store)
     tiny_bundles.write_whistle_bundle(store)
     tiny_bundles.write_hum_bundle(store)
+    tiny_bundles.write_murmur_bundle(store)
+    tiny_bundles.write_clap_bundle(store)
     tiny_bundles.write_motion_bundle(store)
     tiny_tensors.publish(store, "tabular", "detector", "series")
     for version in ("1", "2"):

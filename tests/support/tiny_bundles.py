@@ -21,6 +21,7 @@ from headway_server.bundles import (
     Architecture,
     Bundle,
     Ctc,
+    DelayedCodes,
     Depth,
     Detection,
     Embedding,
@@ -39,6 +40,7 @@ from headway_server.bundles import (
     SemanticSegmentation,
     SoundPreprocessing,
     SpecialTokens,
+    SpectrogramSpeech,
     SpeechStages,
     Task,
     TensorSpec,
@@ -573,6 +575,163 @@ def write_hum_bundle(store: Path, *, name: str = "hum", version: str = "1") -> B
             special_tokens=SpecialTokens(eos=HUM.first_code),
             labels=("low",),
             stages=HUM,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+MURMUR = SpectrogramSpeech(
+    sampling_rate=8_000,
+    hop_length=80,
+    num_bins=1,
+    frames_per_step=2,
+    num_layers=1,
+    num_units=1,
+    kept=0.5,
+    kept_scale=2.0,
+    speaker_width=1,
+    end_probability=0.5,
+    frames_per_token=20.0,
+    context_frames=2,
+    frames_per_run=16,
+)
+"""How the murmuring model speaks."""
+
+
+def write_murmur_bundle(store: Path, *, name: str = "murmur", version: str = "1") -> Bundle:
+    """Publishes the murmuring model: what is kept of a step's dropout gets louder, and it never ends by itself."""
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    read = TensorSpec(name="cross_key_0", dtype="float32", shape=("batch", 1, "length", 1))
+    step = [
+        TensorSpec(name=key, dtype="float32", shape=("slots", *width))
+        for key, width in (("frame", (1,)), ("dropout", (1, 1)), ("speaker", (1,)))
+    ]
+    step.append(TensorSpec(name="source_mask", dtype="int64", shape=("sources", "source_length")))
+    frames = TensorSpec(name="frames", dtype="float32", shape=("slots", 1, 4))
+    spectrogram = TensorSpec(name="spectrogram", dtype="float32", shape=("batch", "frames", 1))
+    samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
+    text = [
+        _constant("places", np.array([1, 3])),
+        helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "places"], ["cross_key_0"]),
+    ]
+    decoder = [
+        _constant("last", np.array([2])),
+        _constant("slower", np.array([0.9, 0.9, 0, 0], np.float32)),
+        _constant("never", np.array([0, 0, -9, -9], np.float32)),
+        helper.make_node("Add", ["frame", "speaker"], ["voiced"]),
+        helper.make_node("Unsqueeze", ["voiced", "last"], ["before"]),  # (R, 1, 1)
+        helper.make_node("Add", ["before", "dropout"], ["louder"]),
+        helper.make_node("Mul", ["louder", "slower"], ["levels"]),
+        helper.make_node("Add", ["levels", "never"], ["frames"]),
+    ]
+    waveform = [
+        _constant("shape", np.array([0, -1])),
+        _constant("scale", np.array(0.02, np.float32)),
+        helper.make_node("Mul", ["spectrogram", "scale"], ["levels"]),
+        helper.make_node("Concat", ["levels"] * MURMUR.hop_length, ["repeated"], axis=2),
+        helper.make_node("Reshape", ["repeated", "shape"], ["samples"]),
+    ]
+    vocabulary = {letter: index for index, letter in enumerate("_" + string.ascii_lowercase)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "voices.json").write_text(json.dumps({"low": [0.5], "high": [1.0]}))
+        graphs: dict[GraphRole, Graph] = {
+            "encoder": _save_graph(folder, text, [ids], [read], role="encoder"),
+            "decoder": _save_graph(folder, decoder, step, [frames], role="decoder"),
+            "waveform_decoder": _save_graph(folder, waveform, [spectrogram], [samples], role="waveform_decoder"),
+        }
+        manifest = _manifest(
+            folder,
+            graphs,
+            name=name,
+            version=version,
+            task=Task.SPECTROGRAM_SYNTHESIS,
+            limits=Limits(max_input_tokens=16, max_total_tokens=40),
+            special_tokens=SpecialTokens(),
+            labels=("low", "high"),
+            spectrogram=MURMUR,
+        )
+        write_manifest(folder, manifest)
+        return publish(folder, store)
+
+
+CLAP = DelayedCodes(
+    sampling_rate=8_000,
+    hop_length=80,
+    num_books=2,
+    codebook_size=8,
+    guidance_scale=2.0,
+    max_frames=40,
+    context_frames=2,
+    frames_per_run=16,
+)
+"""How the clapping model writes."""
+
+
+def write_clap_bundle(store: Path, *, name: str = "clap", version: str = "1") -> Bundle:
+    """Publishes the clapping model: the codes of a step follow from those before, and samples are codes."""
+    width = CLAP.num_books * CLAP.codebook_size
+    ids = TensorSpec(name="input_ids", dtype="int64", shape=("batch", "length"))
+    read = TensorSpec(name="cross_key_0", dtype="float32", shape=("batch", 1, "length", 1))
+    step = [
+        TensorSpec(name="codes", dtype="int64", shape=("slots", CLAP.num_books)),
+        TensorSpec(name="condition", dtype="float32", shape=("slots",)),
+        TensorSpec(name="source_mask", dtype="int64", shape=("sources", "source_length")),
+    ]
+    logits = TensorSpec(name="logits", dtype="float32", shape=("slots", 1, width))
+    codes = TensorSpec(name="codes", dtype="int64", shape=("batch", "frames", CLAP.num_books))
+    states = TensorSpec(name="states", dtype="float32", shape=("batch", "frames", 1))
+    samples = TensorSpec(name="samples", dtype="float32", shape=("batch", "samples"))
+    text = [
+        _constant("places", np.array([1, 3])),
+        helper.make_node("Cast", ["input_ids"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["numbers", "places"], ["cross_key_0"]),
+    ]
+    decoder = [
+        _constant("table", np.random.default_rng(0).normal(size=(CLAP.codebook_size + 1, width)).astype(np.float32)),
+        _constant("axis", np.array([1])),
+        _constant("behind", np.array([1, 2])),
+        helper.make_node("Gather", ["table", "codes"], ["rows"]),  # (R, K, K * V)
+        helper.make_node("ReduceSum", ["rows", "axis"], ["sums"], keepdims=1),
+        helper.make_node("Unsqueeze", ["condition", "behind"], ["scale"]),
+        helper.make_node("Mul", ["sums", "scale"], ["logits"]),
+    ]
+    codec = [
+        _constant("axis", np.array([2])),
+        helper.make_node("ReduceSum", ["codes", "axis"], ["sums"], keepdims=1),  # (B, F, 1)
+        helper.make_node("Cast", ["sums"], ["states"], to=TensorProto.FLOAT),
+    ]
+    waveform = [
+        _constant("shape", np.array([0, -1])),
+        _constant("scale", np.array(0.02, np.float32)),
+        helper.make_node("Mul", ["states", "scale"], ["levels"]),
+        helper.make_node("Concat", ["levels"] * CLAP.hop_length, ["repeated"], axis=2),
+        helper.make_node("Reshape", ["repeated", "shape"], ["samples"]),
+    ]
+    vocabulary = {letter: index for index, letter in enumerate("_" + string.ascii_lowercase)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="_"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    with staging_folder(store) as folder:
+        tokenizer.save(str(folder / "tokenizer.json"))
+        graphs: dict[GraphRole, Graph] = {
+            "encoder": _save_graph(folder, text, [ids], [read], role="encoder"),
+            "decoder": _save_graph(folder, decoder, step, [logits], role="decoder"),
+            "codec_decoder": _save_graph(folder, codec, [codes], [states], role="codec_decoder"),
+            "waveform_decoder": _save_graph(folder, waveform, [states], [samples], role="waveform_decoder"),
+        }
+        manifest = _manifest(
+            folder,
+            graphs,
+            name=name,
+            version=version,
+            task=Task.DELAYED_SYNTHESIS,
+            limits=Limits(max_input_tokens=16, max_total_tokens=CLAP.steps_of(CLAP.max_frames)),
+            special_tokens=SpecialTokens(),
+            sampling_defaults=SamplingDefaults(temperature=1.0),
+            delayed=CLAP,
         )
         write_manifest(folder, manifest)
         return publish(folder, store)

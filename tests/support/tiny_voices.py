@@ -1,10 +1,14 @@
-"""Tiny VITS of `transformers` with random weights, in folders as they are published."""
+"""Tiny VITS, SpeechT5 and MusicGen of `transformers` with random weights, in folders as they are published."""
 
 import json
+import tempfile
 from pathlib import Path
 
+import numpy as np
+import sentencepiece
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 LETTERS = "k abcdefghijlmnopqrstuvwxyz'-"
 """The first is the blank, which is the padding too, as in MMS-TTS."""
@@ -30,6 +34,80 @@ SIZES = {
     "wavenet_dilation_rate": 2,
     "depth_separable_num_layers": 2,
 }
+SPEECHT5_SIZES = {
+    "hidden_size": 24,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "encoder_max_relative_position": 9,
+    "num_mel_bins": 6,
+    "speech_decoder_prenet_units": 10,
+    "speaker_embedding_dim": 5,
+    "speech_decoder_postnet_layers": 2,
+    "speech_decoder_postnet_units": 8,
+    "max_text_positions": 40,
+    "max_speech_positions": 320,
+    "conv_dim": (8,),
+    "conv_stride": (5,),
+    "conv_kernel": (10,),
+}
+HIFIGAN_SIZES = {
+    "model_in_dim": 6,
+    "sampling_rate": 16_000,
+    "upsample_initial_channel": 16,
+    "upsample_rates": [4, 2],
+    "upsample_kernel_sizes": [8, 4],
+    "resblock_kernel_sizes": [3, 5],
+    "resblock_dilation_sizes": [[1, 3], [1, 2]],
+}
+XVECTORS = {
+    name: np.random.default_rng(seed).normal(size=SPEECHT5_SIZES["speaker_embedding_dim"]).astype(np.float32)
+    for seed, name in enumerate(("ada", "bo"))
+}
+
+
+def write_speecht5(folder: Path, seed: int = 4, **changes) -> Path:
+    """Writes a folder with its vocoder and two voices, whose texts end after some steps, or not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(["the old cook's book, like a thick black brick!"] * 20),
+            model_prefix=f"{scratch}/pieces",
+            vocab_size=40,
+            model_type="char",
+            hard_vocab_limit=False,
+            minloglevel=9,
+            bos_id=0,
+            pad_id=1,
+            eos_id=2,
+            unk_id=3,
+        )
+        tokenizer = transformers.SpeechT5Tokenizer(f"{scratch}/pieces.model")
+        tokenizer.save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = transformers.SpeechT5Config(**{**SPEECHT5_SIZES, "vocab_size": len(tokenizer), **changes})
+    model = transformers.SpeechT5ForTextToSpeech(config).eval()
+    vocoder = transformers.SpeechT5HifiGan(transformers.SpeechT5HifiGanConfig(**HIFIGAN_SIZES)).eval()
+    with torch.no_grad():
+        for part in (model, vocoder):
+            for name, parameter in part.named_parameters():
+                if parameter.ndim > 1:
+                    is_louder = "prob_out" in name or "decoder.prenet" in name
+                    parameter.normal_(std=(2 if is_louder else 1) * parameter[0].numel() ** -0.5)
+                if name.endswith("prob_out.bias"):
+                    parameter.fill_(-6.2)
+        vocoder.mean.normal_()
+        vocoder.scale.uniform_(0.5, 1.5)
+        vocoder.conv_post.weight.mul_(0.3)
+    model.save_pretrained(folder)
+    vocoder.save_pretrained(folder / "vocoder")
+    (folder / "speaker_embeddings").mkdir(exist_ok=True)
+    for name, vector in XVECTORS.items():
+        np.save(folder / "speaker_embeddings" / f"{name}.npy", vector)
+    return folder
 
 
 def write_vits(folder: Path, seed: int = 5, pad: str = "k", **changes) -> Path:
@@ -48,4 +126,53 @@ def write_vits(folder: Path, seed: int = 5, pad: str = "k", **changes) -> Path:
     (folder / "vocab.json").write_text(json.dumps({letter: index for index, letter in enumerate(LETTERS)}))
     options = {"phonemize": False, "pad_token": pad, "unk_token": "<unk>", "language": "eng"}
     transformers.VitsTokenizer(str(folder / "vocab.json"), **options).save_pretrained(folder)
+    return folder
+
+
+def write_musicgen(folder: Path, seed: int = 6, **changes) -> Path:
+    """Writes a folder whose model writes varied codes of two codebooks."""
+    torch.manual_seed(seed)
+    words = ("<pad>", "</s>", "<unk>", "a", "quiet", "loud", "drum", "flute", "and")
+    sizes = {"d_model": 12, "d_kv": 6, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    text = transformers.T5Config(vocab_size=len(words), **sizes)
+    codec = transformers.EncodecConfig(
+        sampling_rate=16_000,
+        upsampling_ratios=[4, 2],
+        num_filters=4,
+        hidden_size=8,
+        codebook_size=16,
+        codebook_dim=8,
+        target_bandwidths=[16.0],
+        use_causal_conv=False,
+    )
+    decoder = transformers.MusicgenDecoderConfig(
+        vocab_size=16,
+        num_hidden_layers=2,
+        ffn_dim=24,
+        num_attention_heads=2,
+        hidden_size=20,
+        num_codebooks=2,
+        pad_token_id=16,
+        bos_token_id=16,
+        max_position_embeddings=32,
+        **changes,
+    )
+    config = transformers.MusicgenConfig(text_encoder=text, audio_encoder=codec, decoder=decoder)
+    model = transformers.MusicgenForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and not name.startswith("audio_encoder"):
+                parameter.normal_(std=(3.0 if "encoder_attn" in name else 1.5) * parameter[0].numel() ** -0.5)
+        for layer in model.audio_encoder.quantizer.layers:
+            layer.codebook.embed.copy_(torch.randn_like(layer.codebook.embed))
+        model.audio_encoder.decoder.layers[-1].conv.parametrizations.weight.original0.mul_(0.5)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True, guidance_scale=3.0, max_length=200, decoder_start_token_id=16, pad_token_id=16, bos_token_id=16
+    )
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
     return folder

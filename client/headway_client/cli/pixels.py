@@ -32,6 +32,15 @@ Output = Annotated[
 Overlay = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write one image with a colour for each label laid over it.")
 ]
+Maps = Annotated[
+    Path | None,
+    typer.Option(
+        "--probability-maps",
+        metavar="FOLDER",
+        help="Write the probabilities of each label of one image into a folder that exists: the first `--label` as "
+        "0.png, the second as 1.png and so on.",
+    ),
+]
 
 
 @takes_options
@@ -41,6 +50,7 @@ def classify_pixels(
     file: File = None,
     output: Output = None,
     overlay: Overlay = None,
+    probability_maps: Maps = None,
     batch_size: BatchSize = 8,
     as_json: AsJson = False,
     options: ClassifyPixelsOptions,
@@ -50,7 +60,9 @@ def classify_pixels(
 
     Prints a line for each label, the most frequent first: share of the pixels, mean score, label.
     """
-    headed = _check_files(images, file, options.get("image_ids"), output, overlay)
+    headed = _check_files(images, file, options.get("image_ids"), output, overlay, probability_maps)
+    if probability_maps is not None:
+        _check_maps(probability_maps, options.get("labels"))
     if overlay is not None:
         picture_library()
         if not images:
@@ -59,10 +71,7 @@ def classify_pixels(
     with connected(connection, output, overlay) as client:
         answers = _answers(inputs, batch_size, lambda batch: client.classify_pixels(**arguments(batch), **options))
         for image, result, answer in answers:
-            if output is not None:
-                output.write_bytes(result.class_map)
-            if overlay is not None:
-                _save_overlay(result, Path(image), overlay)
+            _save_files(result, Path(image), output, overlay, probability_maps)
             if as_json:
                 _print_json(image, result, answer)
                 continue
@@ -109,8 +118,29 @@ def _check_files(images: list[str] | None, file: Path | None, image_ids: Any, *o
     """
     several = file is not None or len(images or image_ids or ()) != 1
     if several and any(outputs):
-        raise typer.BadParameter("--output and --overlay are files of one image; give one image")
+        raise typer.BadParameter("--output, --overlay and --probability-maps are files of one image; give one image")
     return several
+
+
+def _check_maps(folder: Path, labels: Any) -> None:
+    """Raises `typer.BadParameter` where there are no labels to write maps of, or no folder to write them into."""
+    if not labels:
+        raise typer.BadParameter("--probability-maps has a file for each --label; give one")
+    if not folder.is_dir():
+        raise typer.BadParameter(f"--probability-maps: there is no folder {folder}; make it first")
+
+
+def _save_files(
+    result: PixelClassification, image: Path, output: Path | None, overlay: Path | None, maps: Path | None
+) -> None:
+    """Writes the files that are asked for of one image."""
+    if output is not None:
+        output.write_bytes(result.class_map)
+    if overlay is not None:
+        _save_overlay(result, image, overlay)
+    if maps is not None:
+        for one in result.labels:
+            (maps / f"{one.label_index}.png").write_bytes(one.probability_map)
 
 
 def _answers(

@@ -121,13 +121,18 @@ def attend_in_one_width(
         (B, T, H, V).
     """
     own, width = query.shape[-1], value.shape[-1]
-    whole = -(-max(own, width) // _WIDTH) * _WIDTH
+    whole = width_of_cache(max(own, width))
     if own == width == whole:
         return attend(query, key, value, layer=layer, **scoring)
     if scoring.get("scale") is None:
         scoring["scale"] = own**-0.5
     query, key, value = (functional.pad(one, (0, whole - one.shape[-1])) for one in (query, key, value))
     return attend(query, key, value, layer=layer, **scoring)[..., :width]
+
+
+def width_of_cache(width: int) -> int:
+    """Returns the width of heads in a cache, whose own width it is filled up from."""
+    return -(-width // _WIDTH) * _WIDTH
 
 
 @contextmanager

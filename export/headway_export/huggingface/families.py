@@ -401,6 +401,18 @@ EXPORTED: Final = (
         compared="samples for the same noise, within 1e-4; voices, speaking rates, streams",
     ),
     Families(
+        kind="",
+        names="SpeechT5 that speaks",
+        task="`spectrogram_synthesis` ([speech.md](speech.md#speecht5))",
+        compared="samples for the same dropout, within 1e-4; voices, lengths, streams",
+    ),
+    Families(
+        kind="",
+        names="MusicGen (mono)",
+        task="`delayed_synthesis` ([speech.md](speech.md#musicgen))",
+        compared="samples, greedily, within 1e-4; guidance, lengths, streams",
+    ),
+    Families(
         kind="staged speakers",
         names="Bark",
         task="`staged_synthesis` ([speech.md](speech.md#bark))",
@@ -475,10 +487,10 @@ REFUSALS: Final = (
         why=_NO_CACHE,
     ),
     Refusal(
-        names=("MusicGen", "MusicGen Melody"),
-        model_types=("musicgen", "musicgen_melody"),
-        says="writes music",
-        why="a bundle's decoder writes texts",
+        names=("MusicGen Melody",),
+        model_types=("musicgen_melody",),
+        says="hears a melody",
+        why="a call that makes audio of texts gives none",
         tasks=(Task.GENERATION, Task.TEXT_TO_TEXT),
     ),
     Refusal(
@@ -601,9 +613,6 @@ OPTIMUM: Final = (
 )  # fmt: skip
 """Architectures of `transformers` that Optimum-ONNX lists (`OPTIMUM_SOURCE`)."""
 BEHIND: Final[Mapping[str, tuple[str, ...]]] = {
-    "speech and sounds": (
-        "Musicgen", "SpeechT5",
-    ),
     "texts of images": ("Pix2Struct",),
     "texts": ("InternLM2",),
 }  # fmt: skip

@@ -260,9 +260,14 @@ def _flow_of(config: Any, own: VitsTokenizer, tokenizer: Tokenizer, length: int)
 
 
 def _context_of(config: Any) -> int:
-    """Returns the frames on either side of one that its samples depend on: the reach of all convolutions."""
+    """Returns the frames on either side of one that its samples depend on: the reach of flows and generator."""
     steps = (config.wavenet_dilation_rate**layer for layer in range(config.prior_encoder_num_wavenet_layers))
     of_flows = config.prior_encoder_num_flows * sum((config.wavenet_kernel_size - 1) // 2 * step for step in steps)
+    return int(reach_of_generator(config) + of_flows)
+
+
+def reach_of_generator(config: Any) -> int:
+    """Returns the frames on either side of one that its samples depend on in a generator (HiFi-GAN)."""
     of_blocks = max(
         sum((size - 1) // 2 * (dilation + 1) for dilation in dilations)
         for size, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
@@ -270,7 +275,7 @@ def _context_of(config: Any) -> int:
     reach = _reach(7)
     for rate, size in zip(reversed(config.upsample_rates), reversed(config.upsample_kernel_sizes), strict=True):
         reach = -(-(reach + of_blocks + size - 1) // rate)
-    return int(reach + _reach(7) + of_flows)
+    return int(reach + _reach(7))
 
 
 def _reach(kernel_size: int) -> int:

@@ -98,6 +98,10 @@ class FolderOptions:
     """An .npz of inputs by name, for a model of tensors; None: drawn ones."""
     axes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     """Axes of inputs of a model of tensors, by name; none: as they are known."""
+    vocoder: str | None = None
+    """Folder or id of what makes samples of a model's spectrograms; None: the folder's own."""
+    voices: Path | None = None
+    """Folder of voices of a model of spectrograms; None: the folder's own."""
     base: str | None = None
     """Folder or id of the model that an adapter is merged into; None: the one that the adapter names."""
     adapter: Adapter | None = None
@@ -111,6 +115,11 @@ class FolderOptions:
     def flag_of_tensors(self) -> str | None:
         """The flag given that is for models of tensors alone; None: none is."""
         return "--examples" if self.examples is not None else "--axes" if self.axes else None
+
+    @property
+    def flag_of_spectrograms(self) -> str | None:
+        """The flag given that is for models of spectrograms alone; None: none is."""
+        return "--vocoder" if self.vocoder is not None else "--voices" if self.voices is not None else None
 
     @property
     def keeps_fp32(self) -> bool:
@@ -421,7 +430,7 @@ def _bounds(config: Any) -> Iterator[tuple[int, str]]:
     if getattr(config, "attention_type", None) == "block_sparse":
         bound = (5 + 2 * int(config.num_random_blocks)) * int(config.block_size)
         yield bound, "its attention is block-sparse, and the bundle's is not"
-    text = config.get_text_config()
+    text = text_config(config)
     rope = getattr(text, "rope_parameters", None) or {}
     for part in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
         if (kind := part.get("rope_type", part.get("type"))) in _CHANGING_ROTARY:
@@ -500,9 +509,17 @@ def check_weights(path: Path, *, working: int, allow_pickle: bool, is_mapped: bo
     return count
 
 
+def text_config(config: Any) -> Any:
+    """Returns the part of a configuration that is of texts; of several, such as MusicGen's, that of the decoder."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # there are several
+        return config.get_text_config(decoder=True)
+
+
 def working_bytes_of(config: Any, task: Task, max_length: int | None) -> int:
     """Returns about how many bytes an export computes with beside weights, by a configuration."""
-    texts = config.get_text_config()
+    texts = text_config(config)
     stated = getattr(texts, "max_position_embeddings", None)
     length = max_length or min(stated if isinstance(stated, int) else folders.MAX_LENGTH, folders.MAX_LENGTH)
     if task is Task.TRANSCRIPTION:  # a window is longer than what is written of it
@@ -534,7 +551,7 @@ def check_is_dense(path: Path, config: Any) -> None:
 def num_experts(config: Any) -> int:
     """Returns how many experts a layer of a mixture has; 0: it is none."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    parts = (config, config.get_text_config(), getattr(config, "ffn_config", None))
+    parts = (config, text_config(config), getattr(config, "ffn_config", None))
     counts = (getattr(part, name, None) for part in parts for name in names)
     return next((count for count in counts if isinstance(count, int) and count > 1), 0)
 

@@ -18,6 +18,7 @@ from headway_export.huggingface.adapters import Adapter
 from headway_export.huggingface.asked_captioners import ASKED_CAPTIONERS, read_asked_captioner
 from headway_export.huggingface.captioners import CAPTIONERS, read_captioner
 from headway_export.huggingface.decoders import check_decoder
+from headway_export.huggingface.delayed_speakers import DELAYED_SPEAKERS, read_delayed_speaker
 from headway_export.huggingface.depth_estimators import read_depth_estimator
 from headway_export.huggingface.detectors import DETECTORS, read_detector
 from headway_export.huggingface.embedders import TEXT_ENCODERS, Layout, read_embedder, read_layout, unread_notes
@@ -63,6 +64,7 @@ from headway_export.huggingface.segmenters import ARCHITECTURES, read_segmenter
 from headway_export.huggingface.semantic_segmenters import SEMANTIC_HEADS, read_semantic_segmenter
 from headway_export.huggingface.settings import folder_notes, length_notes, truncation_side
 from headway_export.huggingface.sounds import SOUND_CLASSIFIERS, read_ctc, read_sound_classifier
+from headway_export.huggingface.spectrogram_speakers import SPECTROGRAM_SPEAKERS, read_spectrogram_speaker
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.staged_speakers import STAGED_SPEAKERS, read_staged_speaker
 from headway_export.huggingface.static import read_static, static_part
@@ -113,6 +115,13 @@ KINDS: Final = (
     Kind(task=Task.TRANSCRIPTION, heads=SPEECH_HEADS, is_encoder_decoder=True, read=read_transcriber),
     Kind(task=Task.FLOW_SYNTHESIS, heads=FLOW_SPEAKERS, read=read_flow_speaker),
     Kind(task=Task.STAGED_SYNTHESIS, heads=STAGED_SPEAKERS, read=read_staged_speaker),
+    Kind(
+        task=Task.SPECTROGRAM_SYNTHESIS,
+        heads=SPECTROGRAM_SPEAKERS,
+        is_encoder_decoder=True,
+        read=read_spectrogram_speaker,
+    ),
+    Kind(task=Task.DELAYED_SYNTHESIS, heads=DELAYED_SPEAKERS, is_encoder_decoder=True, read=read_delayed_speaker),
     Kind(task=Task.CTC_TRANSCRIPTION, heads=("ForCTC",), read=read_ctc),
     Kind(task=Task.AUDIO_CLASSIFICATION, heads=SOUND_CLASSIFIERS, read=read_sound_classifier),
     Kind(
@@ -355,6 +364,8 @@ class _Description:
             raise SourceError(f"{flag} is for {Task.TOKEN_CLASSIFICATION}, and the task is {kind.task}")
         if kind.task is not Task.TENSORS and (own_flag := options.flag_of_tensors):
             raise SourceError(f"{own_flag} is for {Task.TENSORS}, and the task is {kind.task}")
+        if kind.task is not Task.SPECTROGRAM_SYNTHESIS and (own_flag := options.flag_of_spectrograms):
+            raise SourceError(f"{own_flag} is for {Task.SPECTROGRAM_SYNTHESIS}, and the task is {kind.task}")
         check_family(path, content, kind.task)
         config = parse_configuration(weights, content)
         kind.check(path, config)

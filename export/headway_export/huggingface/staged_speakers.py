@@ -27,6 +27,7 @@ from transformers.models.bark.generation_configuration_bark import BarkGeneratio
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.attention import attend_in_one_width
+from headway_export.huggingface.encodec import codec_layer, embed_codes
 from headway_export.huggingface.folder import ModelFolder, as_source_error, without_parametrizations
 from headway_export.source import ExportSource
 from headway_server.bundles import VOICES_FILE, SamplingDefaults, SpecialTokens, SpeechStages
@@ -128,70 +129,14 @@ class BarkSpeaker(nn.Module):
     def samples(self, codes: Tensor) -> Tensor:
         """See `StagedSpeaker`."""
         codec = self.model.codec_model
-        vectors = [
-            functional.embedding(codes[..., number], codec.quantizer.layers[number].codebook.embed)
-            for number in range(self.stages.num_books)
-        ]
-        states = torch.stack(vectors).sum(dim=0).transpose(1, 2)  # (B, D, F)
+        states = embed_codes(codec, codes)
         for layer in codec.decoder.layers:
-            states = _codec_layer(layer, states)
+            states = codec_layer(layer, states)
         return states[:, 0]
 
     def expected_samples(self, codes: Tensor) -> Tensor:
         """See `StagedSpeaker`."""
         return cast("Tensor", self.model.codec_decode(codes.transpose(1, 2)))
-
-
-def _codec_layer(layer: Any, states: Tensor) -> Tensor:
-    """A layer of the decoder of an EnCodec that is causal: (B, D, T) -> (B, D', T')."""
-    kind = type(layer).__name__
-    if kind == "EncodecResnetBlock":
-        inner = states
-        for part in layer.block:
-            inner = _codec_layer(part, inner)
-        return _codec_layer(layer.shortcut, states) + inner
-    if kind == "EncodecLSTM":
-        return _recur(layer.lstm, states.permute(2, 0, 1)).permute(1, 2, 0) + states
-    if kind == "EncodecConvTranspose1d":
-        length = states.shape[-1] * layer.conv.stride[0]
-        return cast("Tensor", layer.conv(states)[..., :length])  # all of what is cut is at the end
-    if kind == "EncodecConv1d":
-        missing = (layer.conv.kernel_size[0] - 1) * layer.conv.dilation[0]
-        if missing and layer.pad_mode == "reflect":  # zeros stand for frames that a short text does not have
-            places, last = torch.arange(missing, 0, -1), states.shape[-1] - 1
-            taken = states[..., places.clamp(max=last)] * (places <= last)
-            states = torch.cat([taken, states], dim=-1)
-        elif missing:
-            states = functional.pad(states, (missing, 0), layer.pad_mode)
-        return cast("Tensor", layer.conv(states))
-    return cast("Tensor", layer(states))
-
-
-def _recur(lstm: nn.LSTM, states: Tensor) -> Tensor:
-    """(T, B, D) -> (T, B, D), by the operator of ONNX in a graph."""
-    if not torch.onnx.is_in_onnx_export():
-        return cast("Tensor", lstm(states)[0])
-    for layer in range(lstm.num_layers):
-        weights = [
-            _in_order(cast("Tensor", getattr(lstm, f"{name}_l{layer}")))[None]
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        ]
-        size = (states.shape[1], lstm.hidden_size)
-        found, *_ = torch.onnx.ops.symbolic_multi_out(
-            "LSTM",
-            (states, *weights[:2], torch.cat(weights[2:], dim=1)),
-            {"hidden_size": lstm.hidden_size},
-            dtypes=(states.dtype,) * 3,
-            shapes=((states.shape[0], 1, *size), (1, *size), (1, *size)),
-        )
-        states = found[:, 0]  # (T, 1, B, D) -> (T, B, D)
-    return states
-
-
-def _in_order(gates: Tensor) -> Tensor:
-    """Input, forget, cell and output gates, in the order of ONNX: (4 D, ...) -> (4 D, ...)."""
-    of_input, forget, cell, output = gates.detach().chunk(4)
-    return torch.cat([of_input, output, forget, cell])
 
 
 def read_staged_speaker(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:

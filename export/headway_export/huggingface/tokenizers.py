@@ -30,7 +30,7 @@ NUM_LINES: Final = 10_000
 _APART, _TOGETHER, _OTHER = "\ufff0", "\ufff1", "\ufff8"
 """Separators: unassigned characters that break grapheme clusters and that nothing composes with; texts that hold one
 are given the third, which no vocabulary knows either."""
-_UNIGRAM, _BPE = 1, 2
+_UNIGRAM, _BPE, _CHARACTERS = 1, 2, 4
 """Types of models."""
 _NORMAL, _USER_DEFINED = 1, 4
 """Types of pieces."""
@@ -124,15 +124,16 @@ def convert_pieces(file: Path, ids: Mapping[str, int], *, unknown: str, end: str
         special: Pieces that are found in a text as they stand, and left out of an answer.
 
     Raises:
-        SourceError: It is neither a unigram model nor one of byte-pair encoding, or asks for something that is not
-            converted.
+        SourceError: It is neither a unigram model, one of byte-pair encoding nor one of characters, or asks for
+            something that is not converted.
     """
     proto = read_pieces(file)
     spec = proto.normalizer_spec
     kind = proto.trainer_spec.model_type
-    if kind not in (_UNIGRAM, _BPE) or proto.trainer_spec.byte_fallback:
+    if kind not in (_UNIGRAM, _BPE, _CHARACTERS) or proto.trainer_spec.byte_fallback:
         raise SourceError(
-            f"{file}: is a model of another kind than unigram and BPE, or falls back to bytes; not supported"
+            f"{file}: is a model of another kind than unigram, BPE and characters, or falls back to bytes; not "
+            "supported"
         )
     if not (spec.add_dummy_prefix and spec.remove_extra_whitespaces and spec.escape_whitespaces):
         raise SourceError(f"{file}: treats white space in another way than most; not supported")

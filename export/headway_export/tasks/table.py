@@ -28,6 +28,8 @@ TASKS: Final[dict[Task, str]] = {
     Task.SPEECH_SYNTHESIS: "headway_export.tasks.speech_synthesis:SpeechSynthesis",
     Task.FLOW_SYNTHESIS: "headway_export.tasks.flow_synthesis:FlowSynthesis",
     Task.STAGED_SYNTHESIS: "headway_export.tasks.staged_synthesis:StagedSynthesis",
+    Task.SPECTROGRAM_SYNTHESIS: "headway_export.tasks.spectrogram_synthesis:SpectrogramSynthesis",
+    Task.DELAYED_SYNTHESIS: "headway_export.tasks.delayed_synthesis:DelayedSynthesis",
     Task.TRANSCRIPTION: "headway_export.tasks.transcription:Transcription",
     Task.CTC_TRANSCRIPTION: "headway_export.tasks.sounds:CtcTranscription",
     Task.AUDIO_CLASSIFICATION: "headway_export.tasks.sounds:AudioClassification",

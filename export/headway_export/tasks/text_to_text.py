@@ -511,7 +511,6 @@ _ENCODER_INPUTS = (
     ("input_ids", "int64", "batch", "length"),
     ("attention_mask", "int64", "batch", "length"),
 )
-_SOURCE_MASK = ("source_mask", "int64", "sources", "source_length")
 
 
 def trace_encoder_decoder(
@@ -527,13 +526,7 @@ def trace_encoder_decoder(
     outputs = _with_own_positions(module, graph, encoder_inputs) if has_own_positions else None
     encoder = tracing.trace_graph("encoder", module, graph, encoder_inputs, outputs=outputs)
     cross = encoder.outputs
-    inputs = [*(tracing.make_spec(*spec) for spec in (*tracing.STEP_INPUTS, _SOURCE_MASK))]
-    inputs[len(tracing.STEP_INPUTS) : len(tracing.STEP_INPUTS)] = past
-    # The decoder reads sources of any length, those of an image or of audio too, which have always as many positions.
-    inputs += [
-        tracing.make_spec(spec.name, spec.dtype, "sources", spec.shape[1], "source_length", spec.shape[3])
-        for spec in cross
-    ]
+    inputs = [*(tracing.make_spec(*spec) for spec in tracing.STEP_INPUTS), *past, *tracing.read_sources(encoder)]
     aligned_layer = tracing.alignment_layer(len(cross) // 2)
     if known is not None:  # its attention is given to a decoder, whatever the kernel
         decoder = known.graphs[-1]
@@ -578,7 +571,7 @@ def trace_recurrent(module: nn.Module) -> tracing.TracedModel:
     inputs = [
         tracing.make_spec("input_ids", "int64", "slots", 1),
         *past,
-        tracing.make_spec(*_SOURCE_MASK),
+        tracing.make_spec(*tracing.SOURCE_MASK),
         *(_as_read(spec, "sources") for spec in cross),
     ]
     decoder_graph = RecurrentDecoderGraph(module, len(past))

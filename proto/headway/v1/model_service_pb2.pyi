@@ -102,7 +102,8 @@ class Model(_message.Message):
     "ctc_transcription", "text_classification", "token_classification", "image_classification", "text_embedding",
     "text_scoring", "question_answering", "fill_mask", "object_detection", "semantic_segmentation", "depth_estimation",
     "image_embedding", "segmentation", "image_generation", "audio_classification", "video_classification",
-    "speech_synthesis", "flow_synthesis", "staged_synthesis", "tensors", or a task that the server's operator added.
+    "speech_synthesis", "flow_synthesis", "staged_synthesis", "spectrogram_synthesis", "delayed_synthesis",
+    "tensors", or a task that the server's operator added.
     """
     description: _builtins.str
     """One sentence about the model."""

@@ -527,6 +527,7 @@ class SynthesisParameters(_message.Message):
     max_duration_seconds: _builtins.float
     """Maximum audio of a text: from one frame of the codec to the model's maximum. Longer speech is cut there
     (FINISH_REASON_LENGTH). Default: the model's maximum.
+    Audio of a model of delayed_synthesis has just this length.
     """
     speaking_rate: _builtins.float
     """Times as fast as the model speaks by itself, 0.25 to 4, for models of the task flow_synthesis. Default: 1."""
@@ -575,8 +576,9 @@ class SynthesizeSpeechRequest(_message.Message):
     model_version: _builtins.str
     """Version of the model. Default: the latest loaded version."""
     voice: _builtins.str
-    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis the first; of
-    staged_synthesis none of them.
+    """Voice of the speaker, one of the model's (ListModels, labels). Default: random; of flow_synthesis and
+    spectrogram_synthesis the first; of staged_synthesis none of them.
+    Models of delayed_synthesis have none.
     """
     format: Global___AudioFormat.ValueType
     """Format of the audio. Default: AUDIO_FORMAT_WAV."""
@@ -627,7 +629,9 @@ class SynthesizedSpeech(_message.Message):
     finish_reason: _common_pb2.FinishReason.ValueType
     """Why it ended."""
     new_token_count: _builtins.int
-    """Codes that were generated, the end included; or frames, of a model of flow_synthesis."""
+    """Codes that were generated, the end included; or frames, of a model of flow_synthesis or
+    spectrogram_synthesis.
+    """
     seed: _builtins.int
     """Seed of the sampling: the caller's, or a random one."""
     def __init__(

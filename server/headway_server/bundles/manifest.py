@@ -21,7 +21,7 @@ Axis names used in tensor shapes:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, Literal, TypeVar
@@ -98,6 +98,19 @@ STAGED_TENSORS = {
     "codec_decoder": (("codes",), ("samples",)),
 }
 """Inputs and outputs of the graphs without a cache of a staged synthesis model (docs/graphs.md)."""
+FRAMES = "frames"
+"""Output of a decoder whose steps write frames of a spectrogram: float32 (slots, 1, numbers)."""
+SPECTROGRAM_STEP = ("frame", "dropout", "speaker")
+"""Inputs of such a decoder in place of tokens (docs/graphs.md)."""
+SPECTROGRAM_TENSORS = {"waveform_decoder": (("spectrogram",), ("samples",))}
+"""Inputs and outputs of the graph without a cache of a spectrogram synthesis model (docs/graphs.md)."""
+DELAYED_STEP = ("codes", "condition")
+"""Inputs of the decoder of a delayed synthesis model in place of tokens (docs/graphs.md)."""
+DELAYED_TENSORS = {
+    "codec_decoder": (("codes",), ("states",)),
+    "waveform_decoder": (("states",), ("samples",)),
+}
+"""Inputs and outputs of its graphs without a cache (docs/graphs.md)."""
 EXAMPLES_FILE = "examples.npz"
 """Inputs of a model of tensors by name, one row of a batch: a server warms up with them."""
 BATCH_AXIS = "batch"
@@ -149,6 +162,8 @@ class Task(StrEnum):
     SPEECH_SYNTHESIS = "speech_synthesis"
     FLOW_SYNTHESIS = "flow_synthesis"
     STAGED_SYNTHESIS = "staged_synthesis"
+    SPECTROGRAM_SYNTHESIS = "spectrogram_synthesis"
+    DELAYED_SYNTHESIS = "delayed_synthesis"
     TENSORS = "tensors"
 
     @classmethod
@@ -1352,6 +1367,66 @@ class FlowSpeech(Record):
     """Tokens that have no blank between each other, nor at either end of a text."""
 
 
+class SpectrogramSpeech(Record):
+    """How a model of spectrogram synthesis speaks (docs/speech.md): frames step by step, and samples of frames."""
+
+    sampling_rate: Size
+    """Sample rate, in Hz."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_bins: Size
+    """Numbers of a frame."""
+    frames_per_step: Size
+    """Frames that a step writes; the next one reads the last of them."""
+    num_layers: Size
+    """Layers before the decoder, each with dropout, in speech too."""
+    num_units: Size
+    """Numbers of such a layer."""
+    kept: Annotated[float, Field(ge=0, le=1)]
+    """Probability that a number of such a layer is kept."""
+    kept_scale: Positive
+    """Factor of what is kept."""
+    speaker_width: Size
+    """Numbers of a voice."""
+    end_probability: Positive
+    """Speech ends with the step whose probabilities of the end, of all its frames, sum to this."""
+    frames_per_token: Positive
+    """Most frames for each token of a text."""
+    context_frames: Index
+    """Frames on either side of a frame that its samples depend on."""
+    frames_per_run: Size
+    """Frames whose samples are computed together, beside `context_frames` on either side."""
+
+
+class DelayedCodes(Record):
+    """How a model of delayed synthesis writes codes (docs/speech.md): of all codebooks at once, each a step later."""
+
+    sampling_rate: Size
+    """Sample rate, in Hz."""
+    hop_length: Size
+    """Samples of a frame."""
+    num_books: Size
+    codebook_size: Size
+    """Codes of a codebook; the number stands for none."""
+    guidance_scale: Annotated[float, Field(ge=1, le=100)]
+    """How far logits are taken from those without the text; 1: they are those with the text."""
+    max_frames: Size
+    """Most frames of a text's audio, which it has unless a call asks for fewer."""
+    context_frames: Index
+    """Frames on either side of a frame that its samples depend on, by the graph `waveform_decoder`."""
+    frames_per_run: Size
+    """Frames whose samples are computed together, beside `context_frames` on either side."""
+
+    @property
+    def num_rows(self) -> int:
+        """Slots that a text takes."""
+        return 1 if self.guidance_scale == 1 else 2
+
+    def steps_of(self, num_frames: int) -> int:
+        """Returns the steps that write frames: the last codebook comes behind the others."""
+        return num_frames + self.num_books - 1
+
+
 class SamplingDefaults(Record):
     """Default parameters of generation requests."""
 
@@ -1555,6 +1630,10 @@ class Manifest(Record):
     """None but for flow_synthesis."""
     stages: SpeechStages | None = None
     """None but for staged_synthesis."""
+    spectrogram: SpectrogramSpeech | None = None
+    """None but for spectrogram_synthesis."""
+    delayed: DelayedCodes | None = None
+    """None but for delayed_synthesis."""
     sampling_defaults: SamplingDefaults | None = None
     truncation_side: Literal["right", "left"] = "right"
     """Side of truncation of texts. Prompts of generation models are always truncated on the left."""
@@ -1887,27 +1966,15 @@ def _check_codec(manifest: Manifest) -> None:
             f"limits.max_total_tokens is {limits.max_total_tokens}; a prompt ({limits.max_input_tokens}) and a frame "
             f"({codec.num_books}) need more"
         )
-    for precision, variant in manifest.variants.items():
-        if (graph := variant.graphs.get("codec_decoder")) is None:
-            continue  # which is refused for that
-        found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-        if found != CODEC_TENSORS:
-            raise ValueError(
-                f"variants.{precision}.graphs.codec_decoder: has the tensors {found}; {manifest.task} needs "
-                f"{CODEC_TENSORS}"
-            )
+    for precision in manifest.variants:
+        _check_names(manifest, precision, {"codec_decoder": CODEC_TENSORS})
 
 
 def _check_flow(manifest: Manifest) -> None:
     speaker = ("speaker",) if manifest.labels else ()
-    for precision, variant in manifest.variants.items():
-        for role, graph in variant.graphs.items():
-            inputs, outputs = FLOW_TENSORS.get(role, ((), ()))
-            found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-            if found != (needed := ((*inputs, *speaker), outputs)):
-                raise ValueError(
-                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {needed}"
-                )
+    for precision in manifest.variants:
+        tensors = {role: ((*inputs, *speaker), outputs) for role, (inputs, outputs) in FLOW_TENSORS.items()}
+        _check_names(manifest, precision, tensors)
 
 
 def _check_stages(manifest: Manifest) -> None:
@@ -1930,16 +1997,60 @@ def _check_stages(manifest: Manifest) -> None:
         raise ValueError("stages.coarse_window: is an even number, and at most coarse_history")
     if stages.num_coarse_books > stages.num_books or stages.fine_history > stages.fine_input:
         raise ValueError("stages: needs num_books of 2 at least, and fine_history of fine_input at most")
+    for precision in manifest.variants:
+        _check_names(manifest, precision, STAGED_TENSORS)
+
+
+def _check_spectrogram(manifest: Manifest) -> None:
+    speech = demanded(manifest.spectrogram)
+    step = {
+        "frame": (speech.num_bins,),
+        "dropout": (speech.num_layers, speech.num_units),
+        "speaker": (speech.speaker_width,),
+        FRAMES: (1, speech.frames_per_step * (speech.num_bins + 1)),
+    }
     for precision, variant in manifest.variants.items():
-        for role, (inputs, outputs) in STAGED_TENSORS.items():
-            if (graph := variant.graphs.get(role)) is None:  # type: ignore[call-overload]
-                continue  # which is refused for that
-            found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
-            if found != (inputs, outputs):
+        if (decoder := variant.graphs.get("decoder")) is not None:
+            found = {spec.name: spec.shape[1:] for spec in (*decoder.inputs, *decoder.outputs) if spec.name in step}
+            if found != step:
                 raise ValueError(
-                    f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs "
-                    f"{(inputs, outputs)}"
+                    f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs {step} "
+                    "behind the batch"
                 )
+        _check_names(manifest, precision, SPECTROGRAM_TENSORS)
+
+
+def _check_delayed(manifest: Manifest) -> None:
+    delayed = demanded(manifest.delayed)
+    if (steps := delayed.steps_of(delayed.max_frames)) != manifest.limits.max_total_tokens:
+        raise ValueError(
+            f"limits.max_total_tokens is {manifest.limits.max_total_tokens}; delayed.max_frames takes {steps} steps"
+        )
+    step = {"codes": (delayed.num_books,), "condition": (), "logits": (1, delayed.num_books * delayed.codebook_size)}
+    for precision, variant in manifest.variants.items():
+        if (decoder := variant.graphs.get("decoder")) is not None:
+            found = {spec.name: spec.shape[1:] for spec in (*decoder.inputs, *decoder.outputs) if spec.name in step}
+            if found != step:
+                raise ValueError(
+                    f"variants.{precision}.graphs.decoder: has the tensors {found}; {manifest.task} needs {step} "
+                    "behind the batch"
+                )
+        _check_names(manifest, precision, DELAYED_TENSORS)
+
+
+def _check_names(
+    manifest: Manifest, precision: Precision, needed: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+) -> None:
+    """Checks the inputs and outputs of graphs that a variant has."""
+    graphs = {str(role): graph for role, graph in manifest.variants[precision].graphs.items()}
+    for role, tensors in needed.items():
+        if (graph := graphs.get(role)) is None:
+            continue  # which is refused for that
+        found = tuple(tuple(spec.name for spec in specs) for specs in (graph.inputs, graph.outputs))
+        if found != tensors:
+            raise ValueError(
+                f"variants.{precision}.graphs.{role}: has the tensors {found}; {manifest.task} needs {tensors}"
+            )
 
 
 def _check_tensors(manifest: Manifest) -> None:
@@ -2031,6 +2142,18 @@ TASK_PARTS: Final[dict[Task, TaskParts]] = {
         needs=(*_OF_TEXTS, "limits.max_total_tokens", "stages"),
         files=(TOKENIZER_FILE, VOICES_FILE),
         check=_check_stages,
+    ),
+    Task.SPECTROGRAM_SYNTHESIS: TaskParts(
+        graphs=("encoder", "decoder", *SPECTROGRAM_TENSORS),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "labels", "spectrogram"),
+        files=(TOKENIZER_FILE, VOICES_FILE),
+        check=_check_spectrogram,
+    ),
+    Task.DELAYED_SYNTHESIS: TaskParts(
+        graphs=("encoder", "decoder", *DELAYED_TENSORS),
+        needs=(*_OF_TEXTS, "limits.max_total_tokens", "delayed"),
+        files=(TOKENIZER_FILE,),
+        check=_check_delayed,
     ),
     Task.TENSORS: TaskParts(needs=(), files=(EXAMPLES_FILE,), check=_check_tensors),
 }

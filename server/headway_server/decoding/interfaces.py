@@ -201,9 +201,17 @@ class Decoder(Protocol):
         """Reads tokens as `prefill` does; returns a new array of the logits (T, V) after each of them."""
 
     def decode(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0, *, num_likeliest: int = 1
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        first_slot: int = 0,
+        *,
+        num_likeliest: int = 1,
+        further: Mapping[str, NDArray[Any]] = ...,
     ) -> NDArray[np.float32]:
         """Runs one token (R,) in each of R slots from `first_slot` on, at `positions` (R,).
+
+        `further` are other inputs of the graph, (R, ...) each.
 
         Returns the logits (R, V) after each, which the caller may change. A decoder that ranks them sets `ranking`, of
         `num_likeliest` tokens a row.

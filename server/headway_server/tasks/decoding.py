@@ -83,6 +83,8 @@ class DecodingModel(ServedModel):
     """Noun of the preprocessed inputs in error messages; they are in memory until a call is answered."""
     _generates_texts = True
     """False if the tokens of texts are not those that are generated."""
+    _stepper: type[Stepper] = Stepper
+    """Makes the steps of its engines."""
     _blank: Callable[[], EncoderInput]
     """Returns the input of the encoder's test run, if there is an encoder."""
 
@@ -114,7 +116,7 @@ class DecodingModel(ServedModel):
         self._lanes = Lanes(
             [
                 Engine(
-                    Stepper(
+                    self._stepper(
                         decoder,
                         encoder=parts.encoder,
                         max_encoder_tokens=parts.settings.max_encoder_tokens,

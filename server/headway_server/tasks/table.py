@@ -290,6 +290,16 @@ FAMILIES: Final[dict[Task, Family]] = {
         made_for=(SYNTHESIZE_SPEECH,),
         tensors=_TENSORS + "SPEECH_SYNTHESIS",
     ),
+    Task.SPECTROGRAM_SYNTHESIS: Family(
+        loader="headway_server.tasks.synthesis.spectrogram:SpectrogramModel.load",
+        made_for=(SYNTHESIZE_SPEECH,),
+        tensors=_TENSORS + "SPEECH_SYNTHESIS",
+    ),
+    Task.DELAYED_SYNTHESIS: Family(
+        loader="headway_server.tasks.synthesis.delayed:DelayedModel.load",
+        made_for=(SYNTHESIZE_SPEECH,),
+        tensors=_TENSORS + "SPEECH_SYNTHESIS",
+    ),
     Task.TENSORS: Family(  # no ability: tensors are how models of every task are called, by name
         loader="headway_server.tasks.tensors.model:TensorModel.load",
         tensors=_TENSORS + "TENSORS",

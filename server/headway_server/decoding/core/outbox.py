@@ -56,6 +56,13 @@ class Outbox:
         If the sequence wants its alignment, `align` is called at the end.
         """
         finish_reason = sequence.accept(token_id, log_probability, top_tokens)
+        self.add_progress(sequence, finish_reason, align=align)
+        return finish_reason
+
+    def add_progress(
+        self, sequence: Sequence, finish_reason: FinishReason | None, *, align: Align | None = None
+    ) -> None:
+        """Sends the new output of a sequence that has got a token, or its result; `align` is that of `add_token`."""
         result = None
         if finish_reason is not None:
             alignment = align(sequence) if align is not None and sequence.wants_alignment else None
@@ -64,7 +71,6 @@ class Outbox:
             self._add_delta(sequence, is_last=result is not None)
         if result is not None:
             self.add_end(sequence.reply, result)
-        return finish_reason
 
     def _add_delta(self, sequence: Sequence, *, is_last: bool) -> None:
         """Sends the new output, unless the last delta is too recent."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +23,7 @@ from headway_server.bundles.chain import DECODING_AXES, VERIFIES
 from headway_server.bundles.manifest import (
     ATTENDS_AHEAD,
     EXPONENTIAL_MEANS,
+    FRAMES,
     LIKELIEST_IDS,
     LIKELIEST_LOGITS,
     MEDIA_EMBEDDINGS,
@@ -43,6 +45,7 @@ chunk takes about 50 ms at GPT-2-small size on two cores."""
 COARSE: Final = "coarse_decoder"
 """Role of the second decoder of a staged synthesis model."""
 _LOGITS = "logits"
+_NOTHING: Final[Mapping[str, NDArray[Any]]] = MappingProxyType({})
 _NO_DRAFTS: NDArray[np.int64] = np.zeros(0, np.int64)
 _MODERATE = 60.0
 """Maximum magnitude of a row's largest logit for the graph's mean of exponentials. Sums of millions of exponentials
@@ -102,7 +105,7 @@ class DecoderRunner:
         num_slots: Rows that can run at once.
         num_cached_chunks: Chunks of prompts that the prefix cache has room for.
         max_length: Positions of a slot.
-        vocab_size: V.
+        vocab_size: V, or the numbers that a step gives in place of logits.
         cache_bytes: Memory of the state and of packed sources, in bytes, taken when the runner is made.
         prefill_chunk: Maximum tokens of a prefill step; 1 if the graph reads only one.
         has_positions: True if some state has positions.
@@ -166,7 +169,8 @@ class DecoderRunner:
         self._bindings: dict[tuple[int, int], _Binding] = {}
         self.num_slots = num_slots
         self.max_length = max_length
-        self.vocab_size = fixed_size(specs[_LOGITS], -1)
+        self._output = FRAMES if FRAMES in specs else _LOGITS
+        self.vocab_size = fixed_size(specs[self._output], -1)
         self.cache_bytes = self._state.num_bytes + self._packed.num_bytes
         self.prefill_chunk = _longest_step(graph)
         with_positions = [state.update == "in_place" for state in variant.state]
@@ -254,7 +258,13 @@ class DecoderRunner:
         return scores
 
     def decode(
-        self, token_ids: NDArray[np.int64], positions: NDArray[np.int64], first_slot: int = 0, *, num_likeliest: int = 1
+        self,
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        first_slot: int = 0,
+        *,
+        num_likeliest: int = 1,
+        further: Mapping[str, NDArray[Any]] = _NOTHING,
     ) -> NDArray[np.float32]:
         """Runs one token in each of R neighbouring slots, each at its own position.
 
@@ -263,6 +273,7 @@ class DecoderRunner:
             positions: (R,) int64 positions of these tokens.
             first_slot: The first of the slots.
             num_likeliest: Tokens of each row that are ranked, if the graph ranks them.
+            further: Other inputs of the graph, (R, ...) each.
 
         Returns:
             (R, V) float32 logits of the next tokens: a view that the next call overwrites; the caller may change it.
@@ -272,6 +283,8 @@ class DecoderRunner:
         ranks = NUM_LIKELIEST in self._input_names
         if ranks:
             self._binding(first_slot, rows).bind_ranking(num_likeliest)
+        if further:
+            self._binding(first_slot, rows).bind_inputs(dict(further))
         self._step(
             first_slot,
             input_ids=token_ids[:, np.newaxis],
@@ -449,7 +462,7 @@ class DecoderRunner:
 
     def _new_binding(self, first_slot: int, rows: int) -> _Binding:
         binding = _Binding(self._session, self._state, first_slot, rows)
-        binding.bind_output(_LOGITS, self._logits[:rows])
+        binding.bind_output(self._output, self._logits[:rows])
         binding.bind_inputs(self._no_media)
         if VERIFIES in self._input_names:
             binding.bind_inputs({VERIFIES: _NO_DRAFTS})
@@ -544,6 +557,6 @@ def _is_block(media: PromptMedia | None) -> bool:
 
 
 def _longest_step(graph: Graph) -> int:
-    """Returns the maximum tokens of a row in a step: the graph's fixed number, or a chunk."""
-    (length,) = (spec.shape[1] for spec in graph.inputs if spec.name == "input_ids")
+    """Returns the maximum tokens of a row in a step: the graph's fixed number, or a chunk; 1 if it reads frames."""
+    length = next((spec.shape[1] for spec in graph.inputs if spec.name == "input_ids"), 1)
     return length if isinstance(length, int) else PREFILL_CHUNK

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +37,18 @@ from headway_server.settings import ServerSettings
 from headway_server.tasks.job import Job, gather
 from headway_server.tasks.parameters import draw_seed
 from headway_server.tasks.synthesis.encoding import AudioWriter
-from headway_server.tasks.synthesis.request import MAX_TEXTS, SynthesisRequest, check_rate, check_voice, most_frames
-from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer, to_int16
+from headway_server.tasks.synthesis.request import (
+    MAX_TEXTS,
+    SynthesisRequest,
+    check_draws_no_codes,
+    check_rate,
+    check_voice,
+    most_frames,
+)
+from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer
+from headway_server.tasks.synthesis.windows import WindowDecoder
 
 _ROLES: Final[tuple[GraphRole, ...]] = ("text_encoder", "waveform_decoder")
-_FIRST_PART: Final = 8
-"""The first window of an audio is this part of the others, so that a stream begins soon."""
 _FLOAT_BYTES: Final = np.dtype(np.float32).itemsize
 _SAMPLE_BYTES: Final = np.dtype(np.int16).itemsize
 
@@ -89,6 +95,13 @@ class FlowModel(Synthesizer):
         self._encoder, self._decoder = (
             Batcher(graphs[role], budget=budget, model=model, session=graphs[role].session, observer=observer)
             for role, budget in zip(_ROLES, _budgets(bundle), strict=True)
+        )
+        self._windows = WindowDecoder(
+            self._decoder,
+            input_name="latents",
+            frames_per_run=self._flow.frames_per_run,
+            context_frames=self._flow.context_frames,
+            hop_length=self._flow.hop_length,
         )
         self.workers += [self._encoder, self._decoder]
         self._admission = Admission(
@@ -157,9 +170,9 @@ class FlowModel(Synthesizer):
             [ids] = await self._read(job, [text], [field])
             seed = draw_seed(request.sampling.get("seed"))
             frames = await self._frames(job, ids, request, seed, [])
-            for start, stop in self._windows(len(frames.latents)):
-                [samples] = await self._samples(job, frames, [(start, stop)], request)
-                yield SpeechPart(samples=samples, num_new_tokens=stop)
+            for window in self._windows.windows(len(frames.latents)):
+                [samples] = await self._windows.decode(job, frames.latents, [window], self._speaker(request))
+                yield SpeechPart(samples=samples, num_new_tokens=window[1])
             yield job.answer([self._result(frames, b"", seed)])
 
     def _check(self, request: SynthesisRequest) -> None:
@@ -171,12 +184,7 @@ class FlowModel(Synthesizer):
         check_voice(request.voice, self.voices)
         check_rate(request)
         most_frames(request, self._flow.max_frames, self._flow.hop_length / self._flow.sampling_rate)
-        for name in request.sampling:
-            if name != "seed":
-                raise InvalidInputError(
-                    f"parameters.sampling.{name}",
-                    f"is set, and {self.bundle.manifest.name} draws no codes; leave it out",
-                )
+        check_draws_no_codes(request, self.bundle.manifest.name)
 
     def _begin(self, count: int, deadline: float | None) -> Job[Batcher]:
         return Job(self._decoder, self._admission, self._memory, count=count, work=1, num_bytes=0, deadline=deadline)
@@ -191,7 +199,8 @@ class FlowModel(Synthesizer):
     ) -> SpokenText:
         seed = draw_seed(request.sampling.get("seed"))
         frames = await self._frames(job, ids, request, seed, sizes)
-        parts = await self._samples(job, frames, self._windows(len(frames.latents)), request)
+        windows = self._windows.windows(len(frames.latents))
+        parts = await self._windows.decode(job, frames.latents, windows, self._speaker(request))
         began = time.monotonic()
         audio = await self._encode(np.concatenate(parts), request)
         job.note([ItemTimes(began, began, time.monotonic())])
@@ -259,41 +268,6 @@ class FlowModel(Synthesizer):
             noise *= encoded["deviations"][owners]
             noise += encoded["means"][owners]
         return noise
-
-    def _windows(self, num_frames: int) -> list[tuple[int, int]]:
-        """Returns the first frame of each window, and the one behind its last."""
-        size = self._flow.frames_per_run
-        starts = [0, *range(max(size // _FIRST_PART, 1), num_frames, size)]
-        return [(start, min(stop, num_frames)) for start, stop in zip(starts, [*starts[1:], num_frames], strict=True)]
-
-    async def _samples(
-        self, job: Job[Batcher], frames: _Frames, windows: Elements[tuple[int, int]], request: SynthesisRequest
-    ) -> list[NDArray[np.int16]]:
-        """Returns the samples of windows, each computed with the frames around it that change them."""
-        context, hop, speaker = self._flow.context_frames, self._flow.hop_length, self._speaker(request)
-        lefts = [max(start - context, 0) for start, _ in windows]
-        items: list[Mapping[str, NDArray[Any]]] = [
-            {"latents": frames.latents[left : stop + context], **speaker}
-            for left, (_, stop) in zip(lefts, windows, strict=True)
-        ]
-        lengths = [len(item["latents"]) for item in items]
-
-        def read(row: Tensors, number: int) -> NDArray[np.int16]:
-            left, (start, stop) = lefts[number], windows[number]
-            return to_int16(row["samples"][(start - left) * hop : (stop - left) * hop])
-
-        found: BatchedResults[NDArray[np.int16]] = await job.batch(
-            self._decoder,
-            items,
-            outputs=FLOW_TENSORS["waveform_decoder"][1],
-            num_bytes=0,
-            num_read=sum(stop - start for start, stop in windows),
-            lengths=lengths,
-            groups=lengths,
-            read=read,
-        )
-        job.note(found.runs)
-        return found.results
 
     def _speaker(self, request: SynthesisRequest) -> dict[str, NDArray[np.int64]]:
         if not self.voices:

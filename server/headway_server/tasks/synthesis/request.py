@@ -62,11 +62,7 @@ def plan_synthesis(
     known = {"temperature", "top_k", "top_p", "min_p"}
     values = {**(defaults or SamplingDefaults()).model_dump(include=known), **request.sampling}
     seed = values.pop("seed", None)
-    if check_rate(request) != 1.0:
-        raise InvalidInputError(
-            "parameters.speaking_rate",
-            f"is {request.speaking_rate:g}, and the model speaks at its own rate; leave it out",
-        )
+    check_own_rate(request)
     num_frames = most_frames(request, max_frames, codec.hop_length / codec.sampling_rate)
     parameters = SamplingParameters(max_new_tokens=num_frames * codec.num_books, **values)
     check_sampling(parameters, vocab_size)
@@ -83,6 +79,32 @@ def check_rate(request: SynthesisRequest) -> float:
         return 1.0
     check_rules("parameters.speaking_rate", request.speaking_rate, "SynthesisParameters.speaking_rate")
     return request.speaking_rate
+
+
+def check_own_rate(request: SynthesisRequest) -> None:
+    """Checks that a model which has one speaking rate is asked for no other.
+
+    Raises:
+        InvalidInputError: It is.
+    """
+    if check_rate(request) != 1.0:
+        raise InvalidInputError(
+            "parameters.speaking_rate",
+            f"is {request.speaking_rate:g}, and the model speaks at its own rate; leave it out",
+        )
+
+
+def check_draws_no_codes(request: SynthesisRequest, name: str) -> None:
+    """Checks that a model without codes is asked for no sampling of them; its noise has the seed.
+
+    Raises:
+        InvalidInputError: It is.
+    """
+    for parameter in request.sampling:
+        if parameter != "seed":
+            raise InvalidInputError(
+                f"parameters.sampling.{parameter}", f"is set, and {name} draws no codes; leave it out"
+            )
 
 
 def most_frames(request: SynthesisRequest, max_frames: int, frame_s: float) -> int:
