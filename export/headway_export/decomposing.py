@@ -235,7 +235,7 @@ class _Sizes:
         if name in self._inputs and name not in self._nodes:
             with self._graph.inserting_before(self._first):
                 self._nodes[name] = self._graph.call_function(torch.ops.aten.sym_size.int, self._inputs[name])
-            self._nodes[name].meta["val"] = size
+            self._nodes[name].meta |= {"val": size, "nn_module_stack": {}}
         return self._nodes.get(name)
 
 

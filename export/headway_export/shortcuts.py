@@ -47,6 +47,11 @@ def shortcuts() -> Iterator[None]:
         yield
 
 
+def without_values() -> AbstractContextManager[object]:
+    """Has PyTorch compute types and shapes alone, of tensors that have no values."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @contextmanager
 def _decomposing_by_operator() -> Iterator[None]:
     """Has operators decomposed one by one, and the whole program only where that cannot be."""

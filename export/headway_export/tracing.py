@@ -8,6 +8,7 @@ B rows, T tokens of a step, H heads, G key/value heads, K head width.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway_export.errors import SourceError, TraceError, reason_of
 from headway_export.graphs import OperatorKernel, float_dtype, shows_attention, with_kernel
@@ -455,7 +455,9 @@ def _shapes_of(
     """
     found: Mapping[str, Tensor]
     try:
-        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _kept(graph):
+        from headway_export.shortcuts import without_values  # noqa: PLC0415 (it needs a private name)
+
+        with torch.inference_mode(False), torch.no_grad(), without_values(), _kept(graph):
             found = graph(*example_of(inputs, sizes))
     except Exception:  # whatever needs values raises; what else is wrong shows itself again
         found = graph(*example_of(inputs, sizes))
@@ -522,6 +524,7 @@ def trace_graph(
             torch.no_grad(),
             warnings.catch_warnings(),
             redirect_stderr(StringIO()),  # it prints graphs that it fails on
+            _without_log(),
         ):
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
@@ -550,6 +553,18 @@ def trace_graph(
         taken = run_bytes(model, {batch: 1, length: longest, ChunkAttention.CHUNK: chunk_length(longest)})
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model, run_bytes=taken)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Leaves what PyTorch's exporter warns of its own parts out of the log."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _shortcuts() -> AbstractContextManager[None]:
