@@ -67,6 +67,7 @@ from headway_export.huggingface.spectrogram_speakers import SPECTROGRAM_SPEAKERS
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.staged_speakers import STAGED_SPEAKERS, read_staged_speaker
 from headway_export.huggingface.static import read_static, static_part
+from headway_export.huggingface.style_speakers import is_style_speaker, read_style_speaker
 from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -200,6 +201,9 @@ def sources_from_folder(
         if (part := static_part(path)) is not None:
             source, notes = read_static(path, part, options)
             return options.given.add_to((source,)), notes
+        if is_style_speaker(path):
+            source, notes = read_style_speaker(path, options)
+            return options.given.add_to((source,)), notes
         if (checkpoint := checkpoint_beside(path)) is None:
             return _Description.read(path, options).load(options)
         options = _asked_by(checkpoint, path, options)
@@ -241,6 +245,11 @@ def sources_from_hub(
         with in_a_sentence(model_id):
             model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
+            if is_style_speaker(model.path):
+                raise SourceError(
+                    f"{model_id}: is read from a folder with its weights (*.pth) and voices (voices/*.pt), which are "
+                    "not fetched; download it, and give the folder"
+                )
             if (part := static_part(model.path)) is not None:
                 model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
                 source, notes = read_static(model.path, part, options, model.origin)
