@@ -1,4 +1,4 @@
-"""Tiny VITS, SpeechT5 and MusicGen of `transformers`, and Kokoro, with random weights, in folders as they are published."""
+"""Tiny VITS, SpeechT5 and MusicGen of `transformers`, and Kokoro, with random weights, in folders as published."""
 
 import json
 import tempfile
@@ -180,7 +180,7 @@ def write_musicgen(folder: Path, seed: int = 6, **changes) -> Path:
     return folder
 
 
-PHONEMES = "abdefhijklmnoprstuvwxyzˈˌːəɪʊ ,.!"
+PHONEMES = "abdefhijklmnoprstuvwxyz\u02c8\u02cc\u02d0\u0259\u026a\u028a ,.!"
 KOKORO = {
     "n_token": 40,
     "hidden_dim": 16,
@@ -212,14 +212,17 @@ KOKORO = {
 KOKORO_VOICES = ("ada", "bo")
 
 
-def write_kokoro(folder: Path, seed: int = 9) -> Path:
-    """Writes a folder as Kokoro's is, whose phonemes last some frames each and have a pitch."""
+def write_kokoro(folder: Path, config=None, seed: int = 9, width: int = 14, narrow: int = 5) -> Path:
+    """Writes a folder as Kokoro's is, whose phonemes last some frames each and have a pitch.
+
+    The last two are widths of the decoder that no configuration states.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    hidden, style = KOKORO["hidden_dim"], KOKORO["style_dim"]
-    voices = torch.randn(len(KOKORO_VOICES), 30, 1, 2 * style)
-    widths = {"decoder.encode.conv1.weight": torch.empty(14), "decoder.asr_res.0.weight": torch.empty(5)}
-    model = StyleSpeaker(KOKORO, widths, voices[:, :, 0], max_length=None)
+    config = config or KOKORO
+    voices = torch.randn(len(KOKORO_VOICES), 30, 1, 2 * config["style_dim"])
+    widths = {"decoder.encode.conv1.weight": torch.empty(width), "decoder.asr_res.0.weight": torch.empty(narrow)}
+    model = StyleSpeaker(config, widths, voices[:, :, 0], max_length=None)
     parts = {name: {} for name in ("bert", "bert_encoder", "predictor", "decoder", "text_encoder")}
     for name, initial in model.state_dict().items():
         part, _, inner = name.partition(".")
@@ -238,7 +241,7 @@ def write_kokoro(folder: Path, seed: int = 9) -> Path:
         else:
             parts[part][f"{stem}.{kind}"] = weight
     torch.save(parts, folder / "kokoro-v1_0.pth")
-    (folder / "config.json").write_text(json.dumps(KOKORO))
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "voices").mkdir(exist_ok=True)
     for name, voice in zip(KOKORO_VOICES, voices, strict=True):
         torch.save(voice.clone(), folder / "voices" / f"{name}.pt")

@@ -195,20 +195,23 @@ def sources_from_folder(
         return _merged(adapter, options, tell)
     _check_base(path, options)
     with in_a_sentence(str(path)):
-        if is_pipeline(path):
-            source, notes = read_pipeline(path, options)
-            return options.given.add_to((source,)), notes
-        if (part := static_part(path)) is not None:
-            source, notes = read_static(path, part, options)
-            return options.given.add_to((source,)), notes
-        if is_style_speaker(path):
-            source, notes = read_style_speaker(path, options)
+        if (known := _read_otherwise(path, options)) is not None:
+            source, notes = known
             return options.given.add_to((source,)), notes
         if (checkpoint := checkpoint_beside(path)) is None:
             return _Description.read(path, options).load(options)
         options = _asked_by(checkpoint, path, options)
         sources, notes = _Description.read(path, options).load(options)
     return tuple(with_record(source, checkpoint, license_name=options.license_name) for source in sources), notes
+
+
+def _read_otherwise(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]] | None:
+    """Reads a folder that is described in another way than those of `transformers`; None: it is not."""
+    if is_pipeline(path):
+        return read_pipeline(path, options)
+    if (part := static_part(path)) is not None:
+        return read_static(path, part, options)
+    return read_style_speaker(path, options) if is_style_speaker(path) else None
 
 
 def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:

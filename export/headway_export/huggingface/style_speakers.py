@@ -1,4 +1,4 @@
-"""Models that speak in a style: Kokoro, of StyleTTS 2 (Li et al. 2023, arXiv 2306.07691) and iSTFTNet (Kaneko et al. 2022).
+"""Models that speak in a style: Kokoro, of StyleTTS 2 (Li et al. 2023, arXiv 2306.07691) and iSTFTNet (Kaneko 2022).
 
 An Albert and recurrent networks give how many frames each phoneme lasts. A generator is excited by sines of the pitch
 (Wang et al. 2019, arXiv 1904.12088), and makes the spectrum of samples. Deviations from the original: phases are summed
@@ -114,7 +114,7 @@ class StyleSpeaker(nn.Module):
         """
         row = torch.arange(input_ids.shape[1])[-1:] - (_LEAST - 1)  # (1,), by the number of phonemes
         voice = self.voices[speaker, row][:, None].repeat(1, input_ids.shape[1], 1)  # (B, T, 2 E)
-        of_sound, of_prosody = voice.split(self.style, dim=-1)
+        of_sound, of_prosody = voice.chunk(2, dim=-1)
         plbert = self.bert(input_ids, token_type_ids=torch.zeros_like(input_ids))
         states = self.bert_encoder(plbert.last_hidden_state)  # (B, T, C)
         states = self.predictor.text_encoder(states, of_prosody)  # (B, T, C + E)
@@ -125,13 +125,13 @@ class StyleSpeaker(nn.Module):
         """Returns pitch in Hz and energy of the halves of frames: (B, F, D) -> (B, F, 4)."""
         states = latents[..., : self.hidden + self.style]
         curves = self.predictor.curves(states, states[:, 0, self.hidden :])
-        return torch.cat([curve[:, 0].unflatten(1, (-1, _STEPS_A_FRAME)) for curve in curves], dim=-1)
+        return torch.cat([curve.view(*latents.shape[:2], _STEPS_A_FRAME) for curve in curves], dim=-1)
 
     def samples(self, latents: Tensor, curves: Tensor, noise: Tensor) -> Tensor:
         """(B, F, D), (B, F, 4), (B, F, S / F) -> (B, S)."""
-        _, text, of_sound = latents.split([self.hidden + self.style, self.hidden, self.style], dim=-1)
+        text, of_sound = latents[..., self.hidden + self.style : -self.style], latents[:, 0, -self.style :]
         pitch, energy = (curve.flatten(1)[:, None] for curve in curves.chunk(2, dim=-1))
-        return cast("Tensor", self.decoder(text, pitch, energy, of_sound[:, 0], noise.flatten(1)))
+        return cast("Tensor", self.decoder(text, pitch, energy, of_sound, noise.flatten(1)))
 
 
 def _recur(lstm: nn.LSTM, states: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class _StyledNorm(nn.Module):
     def forward(self, states: Tensor, style: Tensor) -> Tensor:
         """(B, T, C), (B, T, E) -> (B, T, C)."""
         scale, shift = self.fc(style[:, :1]).chunk(2, dim=-1)
-        return (1 + scale) * functional.layer_norm(states, states.shape[-1:]) + shift
+        return cast("Tensor", (1 + scale) * functional.layer_norm(states, states.shape[-1:]) + shift)
 
 
 class _StyledEncoder(nn.Module):
@@ -260,7 +260,7 @@ class _StyledInstanceNorm(nn.Module):
         centred = states - states.mean(dim=-1, keepdim=True)
         normal = centred * torch.rsqrt((centred * centred).mean(dim=-1, keepdim=True) + self.norm.eps)
         normal = normal * self.norm.weight[:, None] + self.norm.bias[:, None]
-        return (1 + scale) * normal + shift
+        return cast("Tensor", (1 + scale) * normal + shift)
 
 
 class _Block(nn.Module):
@@ -283,7 +283,7 @@ class _Block(nn.Module):
         inner = self.pool(functional.leaky_relu(self.norm1(states, style), 0.2))
         inner = self.conv2(functional.leaky_relu(self.norm2(self.conv1(inner), style), 0.2))
         shortcut = torch.repeat_interleave(states, 2, dim=-1) if self.doubles else states
-        return (inner + self.conv1x1(shortcut)) * math.sqrt(0.5)
+        return cast("Tensor", (inner + self.conv1x1(shortcut)) * math.sqrt(0.5))
 
 
 class _Decoder(nn.Module):
@@ -398,7 +398,7 @@ class _Generator(nn.Module):
         weights = merge.weight[0]
         sines = (weights[:, None, None] * torch.sin(2 * math.pi * phases)).sum(dim=1) * _AMPLITUDE  # (B, G, S / G)
         loudness = is_voiced * _VOICED_NOISE + (1 - is_voiced) * _AMPLITUDE / 3
-        noise = loudness * torch.linalg.vector_norm(weights) * noise.unflatten(1, (-1, scale))
+        noise = loudness * torch.linalg.vector_norm(weights) * noise.view(*pitch.shape, scale)
         return torch.tanh(sines * is_voiced + noise + merge.bias).flatten(1)
 
     def _spectrum(self, samples: Tensor) -> Tensor:
@@ -480,8 +480,8 @@ def read_style_speaker(
     module = make()
     if not _LEAST <= module.max_source_length <= module.longest:
         raise SourceError(
-            f"{path}: --max-length {options.max_length}: the model reads {_LEAST} to {module.longest} tokens, both ends "
-            "of a text among them"
+            f"{path}: --max-length {options.max_length}: the model reads {_LEAST} to {module.longest} tokens, both "
+            "ends of a text among them"
         )
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=next(iter(vocabulary))))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -523,7 +523,7 @@ def _voices_of(path: Path, width: int) -> tuple[tuple[str, ...], Tensor]:
     voices: dict[str, Tensor] = {}
     for file in files:
         voice = _read_pickle(file)
-        if not isinstance(voice, Tensor) or voice.ndim != 3 or voice.shape[1:] != (1, width) or not len(voice):  # noqa: PLR2004 (as the error says)
+        if not isinstance(voice, Tensor) or voice.ndim != 3 or voice.shape[1:] != (1, width) or not len(voice):
             raise SourceError(f"{file}: is no tensor of (lengths, 1, {width}), the style by the number of phonemes")
         if not torch.isfinite(voice).all():
             raise SourceError(f"{file}: has numbers that are not finite; fetch it again")

@@ -88,12 +88,12 @@ BBOX = "bbox"
 padding is 0."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
-FLOW_TENSORS = {
+FLOW_TENSORS: Mapping[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text_encoder": (("input_ids", "duration_noise"), ("durations", "means", "deviations")),
     "waveform_decoder": (("latents",), ("samples",)),
 }
 """Inputs and outputs of the graphs of a flow synthesis model (docs/graphs.md); with voices both also read `speaker`."""
-EXCITED_TENSORS = {
+EXCITED_TENSORS: Mapping[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text_encoder": (("input_ids",), ("durations", "means")),
     "pitch_predictor": (("latents",), ("curves",)),
     "waveform_decoder": (("latents", "curves", "noise"), ("samples",)),
@@ -1362,15 +1362,10 @@ class FlowSpeech(Record):
 
     def tensors(self, *, has_voices: bool) -> dict[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]]:
         """Returns the inputs and outputs of each graph."""
-        tensors: Mapping[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]]
-        readers: tuple[GraphRole, ...]
-        if self.is_excited:
-            tensors, readers = EXCITED_TENSORS, ("text_encoder",)
-        else:
-            tensors, readers = FLOW_TENSORS, tuple(FLOW_TENSORS)
-        speaker = ("speaker",) if has_voices else ()
+        tensors = EXCITED_TENSORS if self.is_excited else FLOW_TENSORS
+        readers = [role for role in tensors if has_voices and not (self.is_excited and role != "text_encoder")]
         return {
-            role: ((*inputs, *(speaker if role in readers else ())), outputs)
+            role: ((*inputs, "speaker") if role in readers else inputs, outputs)
             for role, (inputs, outputs) in tensors.items()
         }
 
@@ -1970,7 +1965,7 @@ def _check_codec(manifest: Manifest) -> None:
 
 def _check_flow(manifest: Manifest) -> None:
     assert manifest.flow is not None, "`TASK_PARTS` requires it"
-    tensors = manifest.flow.tensors(has_voices=bool(manifest.labels))
+    tensors = {str(role): names for role, names in manifest.flow.tensors(has_voices=bool(manifest.labels)).items()}
     for precision in manifest.variants:
         _check_names(manifest, precision, tensors)
 

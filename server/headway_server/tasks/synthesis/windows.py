@@ -1,8 +1,8 @@
 """Samples of frames, made in windows with the frames around each that they depend on.
 
 So audio of any length takes memory for a window, and has the samples that the whole would have; a stream has a window
-at a time. Windows of one length share a run with those of other calls. Where samples depend on all frames, one window has
-all of an audio.
+at a time. Windows of one length share a run with those of other calls. Where samples depend on all frames, one window
+has all of an audio.
 
 F frames.
 """
