@@ -374,6 +374,24 @@ def test_what_cannot_be_exported_is_refused(folder, tmp_path, changes, flags, wo
 
 
 @pytest.mark.parametrize(
+    ("part", "flags", "words"),
+    [
+        (None, (), "give --allow-pickle"),
+        (None, ("--allow-pickle", "--precision", "int8"), "in fp32 alone"),
+        (None, ("--allow-pickle", "--max-length", "33"), "reads 3 to 32 tokens"),
+        (None, ("--allow-pickle", "--task", "transcription"), "speaks, which is flow_synthesis"),
+        ("voices", ("--allow-pickle",), "has no voices"),
+        ("kokoro-v1_0.pth", ("--allow-pickle",), "has 0 files of weights"),
+    ],
+)
+def test_what_cannot_be_exported_of_a_style_speaker_is_refused(kokoro, tmp_path, part, flags, words):
+    changed = shutil.copytree(kokoro, tmp_path / "changed")
+    if part is not None:
+        (changed / part).rename(tmp_path / "elsewhere")
+    assert words in refusal_of(changed, tmp_path / "store", *flags)
+
+
+@pytest.mark.parametrize(
     ("part", "changes", "flags", "words"),
     [
         ("vocoder", None, (), "name its vocoder with --vocoder"),

@@ -235,7 +235,7 @@ def write_kokoro(folder: Path, config=None, seed: int = 9, width: int = 14, narr
             if inner.endswith(end):
                 weight.fill_(value)
         stem, _, kind = f"module.{inner}".rpartition(".")
-        if part == "decoder" and kind == "weight" and weight.ndim == 3:
+        if kind == "weight" and weight.ndim == 3 and not any(plain in stem for plain in ("noise_convs", "_proj")):
             size = 0.05 if "conv_post" in inner else 1.0
             parts[part] |= {f"{stem}.weight_g": torch.full((len(weight), 1, 1), size), f"{stem}.weight_v": weight}
         else:
