@@ -144,7 +144,8 @@ class FlowSynthesis(TaskOfOnePrecision):
             width = flow.num_channels if name == "latents" else flow.hop_length
             return random.normal(size=(length, width)).astype(np.float32)
 
-        for batch_size, length in zip(BATCH_SIZES, _LENGTHS, strict=True):
+        least = 1 if flow.edge is None else 3  # a token, and the two ends, of a frame each
+        for batch_size, length in zip(BATCH_SIZES, (max(length, least) for length in _LENGTHS), strict=True):
             for role, graph in graphs.items():
                 names = tensors[role][0]
                 items = [{name: drawn(name, length) for name in names} for _ in range(batch_size)]
