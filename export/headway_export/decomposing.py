@@ -30,6 +30,7 @@ _UNCHANGED = (_CHECK, torch.ops.aten.reshape.default, torch.ops.aten.contiguous.
 _OF_THEIR_OWN = attrgetter(
     *("matmul", "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
     *("batch_norm", "layer_norm", "group_norm", "instance_norm"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
 )(torch.ops.aten)
 """Operators made of others that return a tensor of their own."""
 _UNTRANSLATED = (torch.ops.aten.batch_norm.default,)
@@ -80,7 +81,8 @@ def _plan(program: ExportedProgram, decompositions: Mapping[Any, Any]) -> dict[N
         key = _described(node, target)
         if key not in traced:
             traced[key] = None if target is None else _trace_parts(node, target, decompositions, mode)
-        if (graph := traced[key]) is None:
+        graph = traced[key]
+        if graph is None or not _may_stand_for(graph, node):
             return None
         parts[node] = graph
     return parts
@@ -151,10 +153,9 @@ def _described(node: Node, target: OpOverload | None) -> str:
 def _trace_parts(
     node: Node, target: OpOverload, decompositions: Mapping[Any, Any], mode: FakeTensorMode
 ) -> Graph | None:
-    """Traces an operator on tensors without data; None where its parts cannot take its place.
+    """Traces an operator on tensors without data; None where its parts cannot be traced by themselves.
 
-    The graph reads the operator's inputs, each once and in order, and returns a node, or a list of nodes of which the
-    operator's users take one each.
+    The graph reads the operator's inputs, each once and in order.
     """
     inputs = node.all_input_nodes
 
@@ -173,16 +174,18 @@ def _trace_parts(
         if changeless is None or changeless in decompositions:
             return None
         part.target = changeless
-    returned: Any = graph.output_node().args[0]
-    is_list = isinstance(returned, list | tuple)
-    fits = (
-        all(isinstance(part, Node) for part in (returned if is_list else [returned]))
-        and (not is_list or all(user.target is operator.getitem for user in node.users))
-        and (is_list or returned.meta["val"].dtype == node.meta["val"].dtype)  # a change in place keeps it
-        and len(graph.find_nodes(op="placeholder")) == len(inputs)
-        and all(part.op != "get_attr" for part in graph.nodes)
-    )
-    return graph if fits else None
+    is_whole = all(part.op != "get_attr" for part in graph.nodes)
+    return graph if is_whole and len(graph.find_nodes(op="placeholder")) == len(inputs) else None
+
+
+def _may_stand_for(parts: Graph, node: Node) -> bool:
+    """True if parts return a node of the operator's dtype, which a change in place keeps, or a node for each user."""
+    returned: Any = parts.output_node().args[0]
+    if isinstance(returned, list | tuple):
+        return all(isinstance(part, Node) for part in returned) and all(
+            user.target is operator.getitem for user in node.users
+        )
+    return isinstance(returned, Node) and returned.meta["val"].dtype == node.meta["val"].dtype
 
 
 def _write_parts(program: ExportedProgram, node: Node, parts: Graph, sizes: _Sizes) -> None:

@@ -302,6 +302,7 @@ class _Prover:
         del traced  # of a quantized model nobody else holds it
         self._give_back()
         reference = self._known_reference()
+        self._give_back()
         figures = parity.check(candidate, reference)
         self._give_back()
         attention = parity.check_attention(candidate, reference) if shows_weights else None

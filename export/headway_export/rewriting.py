@@ -480,7 +480,8 @@ class GatherAsked(InPlacePass):
         gathers = [
             node for node in graph if node.op_type == "GatherElements" and node.attributes.get_int("axis", 0) == 1
         ]
-        if len(gathers) != 1:
+        positions = next((value for value in graph.inputs if value.name == "logits_positions"), None)
+        if positions is None or len(gathers) != 1:
             return PassResult(model, modified=False)
         (gather,) = gathers
         hidden = _input(gather, 0)
@@ -494,7 +495,6 @@ class GatherAsked(InPlacePass):
         ]
         if any(value.shape is None or value.shape[:2] != hidden.shape[:2] for value in whole):
             return PassResult(model, modified=False)
-        (positions,) = (value for value in graph.inputs if value.name == "logits_positions")
         for value in whole:
             tape = Tape()
             index = tape.op("Unsqueeze", [positions, _constant(tape, np.array([-1]))])  # (R, L, 1)

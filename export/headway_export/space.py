@@ -55,7 +55,15 @@ def working_bytes(*, writes: bool, num_heads: int, length: int, vocab_size: int)
     return (_WRITING_BYTES if writes else _READING_BYTES) + _LOGIT_ARRAYS * logits + _SCORE_ARRAYS * scores
 
 
-def check_memory(owner: str, num_weights: int, *, working: int = 0, is_mapped: bool = False, least: float = 0) -> None:
+def check_memory(
+    owner: str,
+    num_weights: int,
+    *,
+    working: int = 0,
+    is_mapped: bool = False,
+    least: float = 0,
+    can_shrink: bool = True,
+) -> None:
     """Checks that a model fits into memory.
 
     Args:
@@ -64,6 +72,7 @@ def check_memory(owner: str, num_weights: int, *, working: int = 0, is_mapped: b
         working: Bytes that are needed beside them (`working_bytes`).
         is_mapped: True if they are mapped from disk, in fp32, and the bundle has no fp32.
         least: How many times they are held at least, however they are read.
+        can_shrink: False if neither fewer precisions nor a smaller length would help, so that neither is advised.
 
     Raises:
         SourceError: It does not.
@@ -72,13 +81,15 @@ def check_memory(owner: str, num_weights: int, *, working: int = 0, is_mapped: b
     available, needed = available_bytes("cpu"), copies * FLOAT_BYTES * num_weights + working
     if available is not None and needed > available:
         beside = f" and {bytes_text(working)} beside" if working else ""
+        advised = ["export it on a larger machine"]
+        if can_shrink and working > 2 * _WRITING_BYTES:
+            advised.insert(0, "give a smaller --max-length")
+        if can_shrink and not is_mapped:
+            advised.insert(0, "leave fp32 out by --precision int8 or int4, with disk for twice that")
         raise SourceError(
             f"{owner}: is too large for this machine: its {num_weights:,} weights take "
             f"{bytes_text(FLOAT_BYTES * num_weights)} in fp32, an export needs about {copies:g} times that{beside}, "
-            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; "
-            + ("" if is_mapped else "leave fp32 out by --precision int8 or int4, with disk for twice that, or ")
-            + ("give a smaller --max-length, or " if working > 2 * _WRITING_BYTES else "")
-            + "export it on a larger machine"
+            f"{bytes_text(needed)}, and {bytes_text(available)} of memory are free; {', or '.join(advised)}"
         )
 
 

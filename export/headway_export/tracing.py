@@ -22,6 +22,7 @@ import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headway_export.errors import SourceError, TraceError, reason_of
 from headway_export.graphs import OperatorKernel, float_dtype, shows_attention, with_kernel
@@ -447,9 +448,31 @@ def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[Tensor
 def _shapes_of(
     graph: nn.Module, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Runs a graph and returns types and shapes of its outputs, by name; the outputs themselves may be large."""
-    found: Mapping[str, Tensor] = graph(*example_of(inputs, sizes))
+    """Runs a graph and returns types and shapes of its outputs, by name; the outputs themselves may be large.
+
+    It is run on tensors without values: with them, two runs of the denoiser of Stable Diffusion 1.5 take 90 s. Where a
+    module reads values, to branch by them or by a library other than PyTorch, it is run with them.
+    """
+    found: Mapping[str, Tensor]
+    try:
+        with torch.inference_mode(False), torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), _kept(graph):
+            found = graph(*example_of(inputs, sizes))
+    except Exception:  # whatever needs values raises; what else is wrong shows itself again
+        found = graph(*example_of(inputs, sizes))
     return {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in found.items()}
+
+
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """Gives back to a module and its parts the attributes that they began with, and what was in mappings of them."""
+    held = [own for part in module.modules() for own in (part.__dict__, *part.__dict__.values())]
+    before = [(own, dict(own)) for own in held if isinstance(own, dict)]
+    try:
+        yield
+    finally:
+        for now, then in before:
+            now.clear()
+            now.update(then)
 
 
 class _Positional(nn.Module):

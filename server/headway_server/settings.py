@@ -203,8 +203,9 @@ class ServerSettings(BaseSettings):
     max_image_outputs_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 8
     """Cache of each image model's embeddings and probabilities, in MiB; 0: none."""
     max_image_embeddings_mib: Annotated[int, Field(ge=0, le=1024 * 1024)] = 64
-    """Cache of each segmentation model's image embeddings, in MiB; 0: none. Its open streams may use as much again, or
-    64 MiB if that is more."""
+    """Cache of each segmentation model's image embeddings, and of the features of a detector that reads labels and
+    image together, in MiB; 0: none. Open streams of a segmentation model may use as much again, or 64 MiB if that is
+    more."""
     image_ttl: Annotated[float, Field(gt=0, le=86400)] = 600
     """Time to live of prepared images and of cached outputs of images, in seconds since their last use."""
     max_calls: Annotated[int, Field(ge=1)] | None = None

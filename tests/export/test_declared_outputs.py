@@ -7,11 +7,13 @@ import pytest
 import torch
 from foreign import several_outputs
 from safetensors.torch import save_model
+from torch._subclasses.fake_tensor import FakeTensor
 
 from headway_export import reference
 from headway_export.errors import ParityError, SourceError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import from_factory
+from headway_export.tracing import declare_outputs, make_spec
 from headway_server.bundles import Precision
 from headway_server.runtime import Runtime
 
@@ -66,3 +68,29 @@ def test_a_classifier_without_logits_is_refused(exported):
 def test_an_axis_that_is_none_of_the_inputs_is_refused(exported):
     with pytest.raises(SourceError, match=r"output token_scores is 10 and 8 .* an axis is fixed, or as long as"):
         exported("build_twice_as_long")
+
+
+class _Keeping(torch.nn.Module):
+    """Keeps what it read, and doubles it by a library that reads values where it is asked to."""
+
+    def __init__(self, *, reads_values):
+        super().__init__()
+        self.reads_values, self.runs = reads_values, []
+        self.last = None
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, given):
+        self.runs.append(type(given).__name__)
+        self.last = given
+        self.seen = given[:, 0]
+        return {"doubled": torch.from_numpy(2 * given.numpy()) if self.reads_values else 2 * given}
+
+
+@pytest.mark.parametrize(("reads_values", "runs"), [(False, ["FakeTensor"] * 2), (True, ["FakeTensor", "Tensor"] * 2)])
+def test_outputs_are_declared_without_values_where_none_are_read(reads_values, runs):
+    module = _Keeping(reads_values=reads_values)
+    [found] = declare_outputs(module, module, [make_spec("given", "float32", "batch", 4)])
+    assert (found.name, found.dtype, found.shape) == ("doubled", "float32", ("batch", 4))
+    assert module.runs == runs
+    assert not isinstance(module.last, FakeTensor)
+    assert not isinstance(module.seen, FakeTensor)

@@ -6,6 +6,7 @@ import transformers
 from headway_export import space
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import working_bytes_of
+from headway_export.huggingface.image_generators import drawing_bytes
 from headway_server.bundles import Precision, Task
 
 GIB = 1 << 30
@@ -37,6 +38,20 @@ def test_memory_is_asked_for_as_exports_took_it(measured, monkeypatch):
 
     assert is_refused(0.97 * most)
     assert not is_refused(2.0 * most)
+
+
+def test_a_pipeline_asks_for_weights_and_the_pixels_of_an_image(monkeypatch):
+    """Stable Diffusion 1.5: 3.97 GiB of weights, most 4.0 GiB of memory of its own beside those that are mapped."""
+    autoencoder = {"block_out_channels": [128, 256, 512, 512]}
+    working = drawing_bytes(autoencoder, 64)
+    assert GIB < working < 1.5 * GIB
+    assert drawing_bytes(autoencoder, 128) - working == pytest.approx(3 * GIB)
+    monkeypatch.setattr(space, "available_bytes", lambda _: 8 * GIB)
+    words = r"its 1,066,234,307 weights take 4.0 GiB .* 9.2 GiB, and 8.0 GiB of memory are free; export it on a larger"
+    with pytest.raises(SourceError, match=words):
+        space.check_memory("sd", 1_066_234_307, working=working, can_shrink=False)
+    monkeypatch.setattr(space, "available_bytes", lambda _: 10 * GIB)
+    space.check_memory("sd", 1_066_234_307, working=working)
 
 
 def test_longer_texts_ask_for_more():

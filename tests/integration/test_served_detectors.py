@@ -21,6 +21,7 @@ from .conftest import serve_saying
 
 SERVED = ("detr", "yolos")
 ZERO_SHOT = tiny_detectors.ZERO_SHOT
+GROUNDING = "grounding-dino"
 SIZES = ((64, 48), (48, 64), (33, 90), (200, 77), (64, 48))
 
 
@@ -35,7 +36,8 @@ def images():
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("detectors")
     fixed = {family: tiny_detectors.write_detector(root / family, family) for family in SERVED}
-    return fixed | {name: tiny_detectors.write_zero_shot_detector(root / name, name) for name in ZERO_SHOT}
+    grounding = {GROUNDING: tiny_detectors.write_grounding_detector(root / GROUNDING, GROUNDING)}
+    return fixed | {name: tiny_detectors.write_zero_shot_detector(root / name, name) for name in ZERO_SHOT} | grounding
 
 
 @pytest.fixture(scope="module")
@@ -160,21 +162,78 @@ def test_objects_of_the_callers_labels_are_those_of_transformers(folders, client
             assert min(width, min(first.bottom, second.bottom) - max(first.top, second.top)) <= 1e-3
 
 
+def expected_of_text(folder, image, labels):
+    """Scores, labels and boxes of one picture by the library with joined labels, in the order of the scores."""
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForZeroShotObjectDetection.from_pretrained(folder).eval()
+    texts = tokenizer(". ".join(labels) + ".", return_tensors="pt")
+    with torch.inference_mode():
+        output = model(**processor(image, return_tensors="pt"), **texts)
+    whole = transformers.GroundingDinoProcessor(processor, tokenizer)
+    [found] = whole.post_process_grounded_object_detection(
+        output, texts["input_ids"], threshold=0.0, target_sizes=[image.size[::-1]]
+    )
+    ids = texts["input_ids"][0].tolist()
+    ends = [place for place, index in enumerate(ids) if index == tokenizer.convert_tokens_to_ids(".")]
+    parts = [output.logits[0, :, start + 1 : end].amax(dim=1) for start, end in zip([0, *ends], ends, strict=False)]
+    order = found["scores"].argsort(descending=True, stable=True)
+    numbers = torch.stack(parts, dim=1).argmax(dim=1)
+    return tuple(one[order].numpy() for one in (found["scores"], numbers, found["boxes"]))
+
+
+@pytest.mark.parametrize("labels", [tiny_detectors.LABELS, tiny_detectors.LABELS[1:3], ("Seven ",)])
+def test_objects_of_labels_read_with_the_image_are_those_of_transformers(folders, client, images, labels):
+    expected = [
+        expected_of_text(folders[GROUNDING], image, [label.strip().lower() for label in labels]) for image in images
+    ]
+    threshold = tiny_detectors.threshold_within(np.concatenate([scores for scores, _, _ in expected]))
+    files, seen = [encode(image) for image in images], set()
+    for _ in range(2):  # the second time features are cached
+        results = client.detect_objects(files, model=GROUNDING, threshold=threshold, labels=labels).results
+        for image, result, (scores, numbers, boxes) in zip(images, results, expected, strict=True):
+            count = int((scores > threshold).sum())
+            np.testing.assert_allclose([one.score for one in result.objects], scores[:count], atol=1e-4)
+            assert [one.label for one in result.objects] == [labels[number] for number in numbers[:count]]
+            found = [(one.box.left, one.box.top, one.box.right, one.box.bottom) for one in result.objects]
+            np.testing.assert_allclose(np.reshape(found, (-1, 4)), boxes[:count], atol=1e-3 * max(image.size))
+            seen |= set(numbers[:count].tolist())
+    assert len(seen) > 1 or labels != tiny_detectors.LABELS
+
+
 @pytest.mark.parametrize(
     ("labels", "says"),
     [
-        ([], "labels: is empty, and owlvit has no labels of its own; give 1 to 256 texts"),
+        ([], "labels: is empty, and {model} has no labels of its own; give 1 to 256 texts"),
         (["four", ""], "labels[1]: is empty"),
+        (["four", " \n"], "labels[1]: has no text"),
         (["four", "five", "four"], "labels[2]: repeats labels[0]"),
         (["x"] * 1_000, "labels: has 1000 elements, the limit is 256; leave some out"),
         (["x"] * 10_000, "request: brings the fields of the request to more than"),
-        (["a very long label " * 20], "labels[0]: has "),
+        (["a very long label " * 20], "labels"),
+        ([f"label {number}" for number in range(200)], "labels: have 41 tokens up to labels["),
+        (["four. five"], "labels[0]: has '.', which separates labels; leave it out"),
+        (["four?"], "labels[0]: has '?', which separates labels"),
     ],
 )
-def test_labels_that_cannot_be_looked_for_are_refused_in_a_sentence(client, images, labels, says):
+@pytest.mark.parametrize("model", [*ZERO_SHOT, GROUNDING])
+def test_labels_that_cannot_be_looked_for_are_refused_in_a_sentence(client, images, model, labels, says):
+    if model != GROUNDING and ("separates" in says or "up to" in says or "no text" in says):
+        assert client.detect_objects(encode(images[0]), model=model, labels=labels).results
+        return
     with pytest.raises(InvalidArgumentError) as refused:
-        client.detect_objects(encode(images[0]), model="owlvit", labels=labels)
-    assert says in str(refused.value)
+        client.detect_objects(encode(images[0]), model=model, labels=labels)
+    assert says.format(model=model) in str(refused.value)
+
+
+@pytest.mark.parametrize("model", [*ZERO_SHOT, GROUNDING])
+def test_images_of_any_shape_are_answered_or_refused_in_a_sentence(client, model):
+    [tiny] = client.detect_objects(encode(Image.new("RGB", (1, 1))), model=model, labels=["four"], threshold=0)
+    assert (tiny.width, tiny.height) == (1, 1)
+    with pytest.raises(InvalidArgumentError, match=r"images\[0\]: announces more pixels than the limit"):
+        client.detect_objects(encode(Image.new("RGB", (20_000, 9_000))), model=model, labels=["four"])
+    thin = encode(Image.new("RGB", (4_000, 2)))
+    assert client.detect_objects(thin, model=model, labels=["four"]).results
 
 
 def test_labels_of_the_caller_are_refused_by_a_model_with_its_own(client, images):

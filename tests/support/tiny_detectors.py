@@ -170,6 +170,60 @@ def write_zero_shot_detector(folder: Path, family: str) -> Path:
     return folder
 
 
+GROUNDING = ("grounding-dino", "mm-grounding-dino")
+"""Families that read labels together with an image."""
+_SWIN = {
+    "model_type": "swin",
+    "image_size": 32,
+    "embed_dim": 8,
+    "depths": [2, 1, 1, 1],
+    "num_heads": [1, 2, 2, 2],
+    "window_size": 4,
+    "out_indices": [2, 3, 4],
+}
+_BERT = {**_TOWER, "model_type": "bert", "vocab_size": 1050, "max_position_embeddings": 48}
+_GROUNDING = {
+    "backbone_config": _SWIN,
+    "text_config": _BERT,
+    "d_model": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "encoder_n_points": 2,
+    "decoder_n_points": 2,
+    "num_queries": 12,
+    "max_text_len": 40,
+}
+_BERT_IDS = {"[PAD]": 0, "[UNK]": 100, "[CLS]": 101, "[SEP]": 102, "[MASK]": 103, ".": 1012, "?": 1029}
+
+
+def write_grounding_detector(folder: Path, family: str) -> Path:
+    """Writes a detector that reads labels and image together; its tokenizer has the numbers of BERT's marks."""
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model(family, **_GROUNDING)
+    model = transformers.AutoModelForZeroShotObjectDetection.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.8 if "query_position" in name else 0.15)
+            elif "vision_param" in name or "text_param" in name:
+                parameter.fill_(1)
+            elif name.endswith("decoder.layer_norm.weight"):  # scores are not near 1
+                parameter.fill_(0.15)
+    model.save_pretrained(folder)
+    words = " ".join(LABELS).split()
+    vocabulary = {f"[unused{place}]": place for place in range(_BERT["vocab_size"])}
+    ids = {**_BERT_IDS, **{word: 1030 + place for place, word in enumerate(words)}}
+    names = {place: name for name, place in (vocabulary | ids).items()}
+    transformers.BertTokenizer(vocab={names[place]: place for place in sorted(names)}).save_pretrained(folder)
+    size = {"image_processor_type": "GroundingDinoImageProcessor", "size": {"shortest_edge": 160, "longest_edge": 240}}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**_RESIZED, **size}))
+    return folder
+
+
 def threshold_within(scores: np.ndarray) -> float:
     """Returns a threshold that leaves out some objects, in the widest gap of the middle third of their scores."""
     ordered = np.sort(np.asarray(scores, np.float64))

@@ -20,6 +20,7 @@ from transformers import AutoModelForObjectDetection
 
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
+from headway_export.huggingface.grounding_detectors import GROUNDING_DETECTORS, read_grounding_detector
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
 from headway_export.huggingface.zero_shot_detectors import ZERO_SHOT_DETECTORS, read_zero_shot_detector
 from headway_export.source import ExportSource
@@ -112,10 +113,12 @@ def read_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...]]:
     config = folder.config
     if config.model_type in ZERO_SHOT_DETECTORS:
         return read_zero_shot_detector(folder)
+    if config.model_type in GROUNDING_DETECTORS:
+        return read_grounding_detector(folder)
     if (reading := DETECTORS.get(config.model_type)) is None:
         raise SourceError(
             f"{folder.path}: finds objects as {config.model_type}, and how its scores are read is not known; known are "
-            f"{', '.join(sorted((*DETECTORS, *ZERO_SHOT_DETECTORS)))}"
+            f"{', '.join(sorted((*DETECTORS, *ZERO_SHOT_DETECTORS, *GROUNDING_DETECTORS)))}"
         )
     if _is_of_timm(config) and find_spec("timm") is None:
         raise SourceError(

@@ -267,6 +267,18 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="Grounding DINO",
+        task="`object_detection` of the caller's labels",
+        compared="labels; scores within 1e-4; boxes within a thousandth of the image",
+    ),
+    Families(
+        kind="",
+        names="MM Grounding DINO",
+        task="`object_detection` of the caller's labels",
+        compared="logits and boxes of the module's outputs, in float64; not exported in the tests",
+    ),
+    Families(
+        kind="",
         names="Conditional DETR, Deformable DETR, Table Transformer, RT-DETR, RT-DETRv2, D-FINE",
         task="`object_detection`",
         compared="objects of the module's outputs, within a thousandth of the image; not exported in the tests",

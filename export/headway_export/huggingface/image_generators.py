@@ -27,7 +27,7 @@ from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
 from headway_export.huggingface.folder import FolderOptions, ModelFolder, as_source_error, model_name
 from headway_export.source import ExportSource, limits_of
-from headway_export.space import check_memory, working_bytes
+from headway_export.space import FLOAT_BYTES, check_memory, working_bytes
 from headway_server.bundles import (
     Architecture,
     Diffusion,
@@ -417,6 +417,8 @@ _SAME_PARTS: Final = {
 """Pipelines of the same parts, which differ in what they do with them."""
 _FEW_STEPS: Final = 4
 """Default steps of models that are distilled to few."""
+_IMAGE_ARRAYS: Final = 4
+"""Of an image's pixels that an autoencoder holds, each of the channels of its last but one block."""
 _CONDITIONED_SIDE: Final = 128
 """Side of latents of the PixArt models that also read the size of an image."""
 
@@ -441,7 +443,7 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
     diffusion, notes = _read_schedule(path, scheduler, library, pipeline)
     configs = {part: _read_json(path / part / "config.json") for part in pipeline.models}
     side = _number(path / pipeline.denoiser, configs[pipeline.denoiser], "sample_size")
-    check_memory(str(path), count, working=working_bytes(writes=False, num_heads=8, length=side**2, vocab_size=0))
+    check_memory(str(path), count, working=drawing_bytes(configs["vae"], side), can_shrink=False)
     changed: dict[int, int] = {}
     if pipeline.reads_texts:
         tokenizer, pad_id = _read_tokenizer(path / "tokenizer")
@@ -487,6 +489,24 @@ def read_pipeline(path: Path, options: FolderOptions) -> tuple[ExportSource, tup
         diffusion=diffusion,
         **of_condition,
     ), notes
+
+
+def drawing_bytes(autoencoder: Mapping[str, Any], side: int) -> int:
+    """Returns about how many bytes the export of a pipeline computes with, beside weights.
+
+    An autoencoder takes the most, at the pixels of a whole image. At 512 a side Stable Diffusion's took 1.0 GiB. A
+    denoiser's attention holds few scores at a time.
+
+    Args:
+        autoencoder: Its configuration.
+        side: Of a latent.
+    """
+    channels = autoencoder.get("block_out_channels")
+    if not isinstance(channels, list) or not all(isinstance(count, int) for count in channels[:2]) or not channels:
+        return working_bytes(writes=False, num_heads=0, length=0, vocab_size=0)  # reading it will tell what is wrong
+    pixels = (side << (len(channels) - 1)) ** 2
+    arrays = _IMAGE_ARRAYS * FLOAT_BYTES * int(channels[:2][-1]) * pixels
+    return working_bytes(writes=False, num_heads=0, length=0, vocab_size=0) + arrays
 
 
 def _with_defaults(

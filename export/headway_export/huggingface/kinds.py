@@ -42,6 +42,7 @@ from headway_export.huggingface.folder import (
     working_bytes_of,
 )
 from headway_export.huggingface.gguf_files import describe_gguf, find_gguf, unpack_weights, write_descriptions
+from headway_export.huggingface.grounding_detectors import GROUNDING_DETECTORS
 from headway_export.huggingface.hub import HubModel, parse_id
 from headway_export.huggingface.image_generators import is_pipeline, read_pipeline
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_image_classifier, read_image_embedder
@@ -157,7 +158,7 @@ KINDS: Final = (
     Kind(
         task=Task.OBJECT_DETECTION,
         heads=("ForObjectDetection",),
-        encoder_decoders=frozenset(DETECTORS),
+        encoder_decoders=frozenset(DETECTORS) | GROUNDING_DETECTORS,
         read=read_detector,
     ),
     Kind(task=Task.SEMANTIC_SEGMENTATION, heads=SEMANTIC_HEADS, read=read_semantic_segmenter),

@@ -47,6 +47,8 @@ _OF_PATCHES: Final = "siglip2"
 """Type of models that read patches of images whose proportions are kept, whose other form is of type `siglip`."""
 _PIECES_FILE: Final = "spiece.model"
 _SAMPLE_TEXTS: Final = ("a photo of a cat", "red", "two dogs and a very large house by the sea")
+SAMPLE_LABELS: Final = ("a photo of a cat", "red", "two dogs and a very large house")
+"""Labels of the caller that models of these are compared on."""
 
 
 class HuggingFaceImageTower(nn.Module):
@@ -293,6 +295,58 @@ def _cut(tokenizer: Tokenizer, text: str, length: int) -> list[int]:
 
 
 # Tokenizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelReader:
+    """How a model reads labels of the caller, each by itself."""
+
+    tokenizer: Tokenizer
+    library: Any
+    """The tokenizer of `transformers`."""
+    max_length: int
+    """Most tokens of a label."""
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> LabelReader:
+        """Reads that of a folder whose texts are read by a tower.
+
+        Raises:
+            SourceError: There is no tokenizer that can be read, or more tokens are asked for than the tower takes.
+        """
+        tokenizer, library = read_tokenizer(folder)
+        longest = int(folder.config.text_config.max_position_embeddings)
+        if (asked := folder.options.max_length) is not None and asked > longest:
+            raise SourceError(f"{folder.path}: --max-length {asked}: the model takes {longest} tokens")
+        return cls(tokenizer=tokenizer, library=library, max_length=asked or longest)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Fields of an `ExportSource`."""
+        pad = self.library.pad_token_id
+        return {"tokenizer": self.tokenizer, "special_tokens": SpecialTokens(pad=0 if pad is None else int(pad))}
+
+    def samples(self) -> Mapping[str, Tensor]:
+        """Returns `input_ids` and `attention_mask` of some labels, (C, T), padded to the most tokens."""
+        inputs: Mapping[str, Tensor] = self.library(
+            list(SAMPLE_LABELS),
+            padding="max_length",
+            max_length=self.max_length,
+            truncation=True,
+            return_tensors="pt",
+        )
+        return {name: inputs[name] for name in ("input_ids", "attention_mask")}
+
+    def embed_samples(self, encoder: nn.Module) -> Tensor:
+        """Returns the embeddings of these labels, (C, D), each by itself and without padding."""
+        samples = self.samples()
+        lengths = samples["attention_mask"].sum(dim=1).tolist()
+        return torch.cat(
+            [
+                encoder(ids[None, :length], torch.ones(1, length, dtype=torch.int64))["embedding"]
+                for ids, length in zip(samples["input_ids"], lengths, strict=True)
+            ]
+        )
 
 
 def read_tokenizer(folder: ModelFolder) -> tuple[Tokenizer, Any]:

@@ -15,9 +15,9 @@ from transformers import AutoModelForZeroShotObjectDetection
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
-from headway_export.huggingface.towers import read_tokenizer
+from headway_export.huggingface.towers import LabelReader
 from headway_export.source import ExportSource
-from headway_server.bundles import Detection, SpecialTokens
+from headway_server.bundles import Detection
 from headway_training.folders import first_line
 
 ZERO_SHOT_DETECTORS: Final = frozenset({"owlvit", "owlv2"})
@@ -28,7 +28,6 @@ _THRESHOLD: Final = 0.1
 """That of the library's post-processing."""
 _TINY: Final = 1e-6
 """Added to a length before it divides, as in the library."""
-_SAMPLE_LABELS: Final = ("a photo of a cat", "red", "two dogs and a very large house")
 
 
 class LabelTower(nn.Module):
@@ -83,25 +82,20 @@ def read_zero_shot_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[st
     preprocessing, is_bgr = read_preprocessing(folder)
     if is_bgr:
         raise SourceError(f"{folder.path / PREPROCESSOR_FILE}: turns colours around, and a detector reads RGB")
-    tokenizer, read = read_tokenizer(folder)
-    longest = int(folder.config.text_config.max_position_embeddings)
-    if (asked := folder.options.max_length) is not None and asked > longest:
-        raise SourceError(f"{folder.path}: --max-length {asked}: the model takes {longest} tokens")
+    reader = LabelReader.of(folder)
 
     def load() -> tuple[nn.Module, OwlDetector]:
         model = folder.load(AutoModelForZeroShotObjectDetection)
-        return model, OwlDetector(model, asked or longest).eval()
+        return model, OwlDetector(model, reader.max_length).eval()
 
     model, detector = load()
-    num_queries = _check_whole(folder, detector, read, (preprocessing.height, preprocessing.width))
-    pad = read.pad_token_id
+    num_queries = _check_whole(folder, detector, reader, (preprocessing.height, preprocessing.width))
     source = folder.source(
         model,
         detector,
         make_reference=lambda: load()[1],
         image_preprocessing=preprocessing,
-        tokenizer=tokenizer,
-        special_tokens=SpecialTokens(pad=0 if pad is None else int(pad)),
+        **reader.parts,
         detection=Detection(
             scores="best_sigmoid",
             num_queries=num_queries,
@@ -113,32 +107,25 @@ def read_zero_shot_detector(folder: ModelFolder) -> tuple[ExportSource, tuple[st
     return source, ()
 
 
-def _check_whole(folder: ModelFolder, detector: OwlDetector, tokenizer: Any, size: tuple[int, int]) -> int:
+def _check_whole(folder: ModelFolder, detector: OwlDetector, reader: LabelReader, size: tuple[int, int]) -> int:
     """Holds logits and boxes against those of the whole model, and returns the number of boxes.
 
     Raises:
         SourceError: They differ, or the model does not read such images or labels.
     """
     model: Any = detector.model
-    inputs = tokenizer(
-        list(_SAMPLE_LABELS), padding="max_length", max_length=detector.max_length, truncation=True, return_tensors="pt"
-    )
     pixels = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
     try:
         with torch.inference_mode():
-            whole = model(pixel_values=pixels, return_dict=True, **inputs)
+            whole = model(pixel_values=pixels, return_dict=True, **reader.samples())
             found = detector(pixels)
-            lengths = inputs["attention_mask"].sum(dim=1).tolist()
-            embeddings = [
-                detector.text_encoder(ids[None, :length], torch.ones(1, length, dtype=torch.int64))["embedding"]
-                for ids, length in zip(inputs["input_ids"], lengths, strict=True)
-            ]
+            embeddings = reader.embed_samples(detector.text_encoder)
     except Exception as error:  # whatever its code raises
         raise SourceError(
             f"{folder.path}: {type(model).__name__} does not read images of {size[0]} x {size[1]}, which "
             f"{PREPROCESSOR_FILE} asks for, or the tokens of its tokenizer ({first_line(error)})"
         ) from error
-    logits = found["label_queries"] @ torch.cat(embeddings).T + found["logit_offsets"][..., None]
+    logits = found["label_queries"] @ embeddings.T + found["logit_offsets"][..., None]
     for what, ours, own in (("logits", logits, whole.logits), ("boxes", found["boxes"], whole.pred_boxes)):
         bound = OUTPUT_BOUND * max(1.0, float(own.abs().max()))
         if not (error_size := float((ours - own).abs().max())) <= bound:

@@ -16,16 +16,15 @@ from transformers import CLIPSegForImageSegmentation
 from headway_export.errors import SourceError
 from headway_export.huggingface.folder import ModelFolder
 from headway_export.huggingface.images import PREPROCESSOR_FILE, read_preprocessing
-from headway_export.huggingface.towers import read_tokenizer
+from headway_export.huggingface.towers import LabelReader
 from headway_export.source import ExportSource
-from headway_server.bundles import SemanticSegmentation, SpecialTokens
+from headway_server.bundles import SemanticSegmentation
 from headway_training.folders import first_line
 
 ZERO_SHOT_SEGMENTERS: Final = frozenset({"clipseg"})
 """Families by model type."""
 OUTPUT_BOUND: Final = 1e-4
 """Largest difference of a logit between the graphs' arithmetic and the whole model, relative to the largest."""
-_SAMPLE_LABELS: Final = ("a photo of a cat", "red", "two dogs and a very large house")
 
 
 class LabelTower(nn.Module):
@@ -98,48 +97,40 @@ def read_zero_shot_segmenter(folder: ModelFolder) -> tuple[ExportSource, tuple[s
             f"{folder.path / PREPROCESSOR_FILE}: does not stretch images to the size of the model, or turns colours "
             'around; write a size there, such as "size": {"height": 352, "width": 352}, and no crop'
         )
-    tokenizer, read = read_tokenizer(folder)
-    longest = int(folder.config.text_config.max_position_embeddings)
-    if (asked := folder.options.max_length) is not None and asked > longest:
-        raise SourceError(f"{folder.path}: --max-length {asked}: the model takes {longest} tokens")
+    reader = LabelReader.of(folder)
 
     def load() -> tuple[nn.Module, ClipSegmenter]:
         model = folder.load(CLIPSegForImageSegmentation)
-        return model, ClipSegmenter(model, asked or longest).eval()
+        return model, ClipSegmenter(model, reader.max_length).eval()
 
     model, segmenter = load()
-    _check_whole(folder, segmenter, read, (preprocessing.height, preprocessing.width))
-    pad = read.pad_token_id
+    _check_whole(folder, segmenter, reader, (preprocessing.height, preprocessing.width))
     source = folder.source(
         model,
         segmenter,
         make_reference=lambda: load()[1],
         image_preprocessing=preprocessing,
-        tokenizer=tokenizer,
-        special_tokens=SpecialTokens(pad=0 if pad is None else int(pad)),
+        **reader.parts,
         semantic_segmentation=SemanticSegmentation(scores="sigmoid", labels="embedded"),
     )
     return source, ()
 
 
-def _check_whole(folder: ModelFolder, segmenter: ClipSegmenter, tokenizer: Any, size: tuple[int, int]) -> None:
+def _check_whole(folder: ModelFolder, segmenter: ClipSegmenter, reader: LabelReader, size: tuple[int, int]) -> None:
     """Holds maps against those of the whole model.
 
     Raises:
         SourceError: They differ, or the model does not read such images or labels.
     """
     model: Any = segmenter.model
-    inputs = tokenizer(
-        list(_SAMPLE_LABELS), padding=True, max_length=segmenter.max_length, truncation=True, return_tensors="pt"
-    )
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
     pixels = torch.rand(1, 3, *size, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    repeated = pixels.expand(len(ids), -1, -1, -1)
     try:
         with torch.inference_mode():
-            whole = model(input_ids=ids, attention_mask=mask, pixel_values=repeated, return_dict=True).logits
-            features = segmenter(pixels)["features"].expand(len(ids), -1, -1, -1)
-            found = segmenter.decoder(features, segmenter.text_encoder(ids, mask)["embedding"])["logits"]
+            embeddings = reader.embed_samples(segmenter.text_encoder)
+            repeated = pixels.expand(len(embeddings), -1, -1, -1)
+            whole = model(pixel_values=repeated, return_dict=True, **reader.samples()).logits
+            features = segmenter(pixels)["features"].expand(len(embeddings), -1, -1, -1)
+            found = segmenter.decoder(features, embeddings)["logits"]
     except Exception as error:  # whatever its code raises
         raise SourceError(
             f"{folder.path}: {type(model).__name__} does not read images of {size[0]} x {size[1]}, which "

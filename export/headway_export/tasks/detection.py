@@ -5,12 +5,13 @@ Q boxes of an image, C labels, D width of a label's embedding, P true objects of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from torch import nn
@@ -29,7 +30,17 @@ from headway_export.tracing import Traceable, TracedModel, make_spec, trace_grap
 from headway_server.batching import Tensors
 from headway_server.bundles import Detection, ImagePreprocessing, Limits, Manifest, demanded
 from headway_server.tasks.detection.model import MAX_LABELS
-from headway_server.tasks.detection.objects import BOXES, LABEL_QUERIES, LOGIT_OFFSETS, Objects
+from headway_server.tasks.detection.objects import (
+    BOXES,
+    FEATURES,
+    LABEL_QUERIES,
+    LOGIT_OFFSETS,
+    MAP_SIZES,
+    TOKEN_LOGITS,
+    Objects,
+    join_labels,
+    label_logits,
+)
 from headway_server.tasks.outputs import EMBEDDING, LOGITS
 from headway_server.tasks.text.model import text_graph, text_tensors
 from headway_training.checkpoint import Checkpoint
@@ -41,6 +52,8 @@ JUDGED_LABELS: Final = ("a person", "a cat", "a red car", "a tree", "a house", "
 _OWN_THRESHOLD: Final = 0.35
 """Of the kit's detectors: where precision and recall of the recipe `detect` are equal, 82 and 83 %."""
 _NUM_HARDEST: Final = 5
+_TRACED_MAP: Final = 48
+"""Rows and columns of the finest map of features that a graph is traced at; each further map has half as many."""
 _SHARES: Final = (0.5, 0.3)
 """Sides of compared images after the first where a model reads many sizes, as shares of the largest."""
 
@@ -80,7 +93,9 @@ class ObjectDetection(ImageTask):
             return {"images": arrays["images"], "objects": objects}
 
     def trace(self, asked: Traceable) -> TracedModel:
-        """Traces images to boxes, and labels to embeddings where they are texts of the caller."""
+        """Traces images to boxes, and labels to embeddings; or images to features, and these with labels to boxes."""
+        if _is_joined(asked.module):
+            return _trace_joined(asked)
         encoder = encoder_of(asked.module)
         traced = super().trace(asked)
         if encoder is None:
@@ -130,12 +145,14 @@ class ObjectDetection(ImageTask):
                 ordered = _in_order_of(answer(), found) if LOGITS in found else found
                 comparison.add_outputs(ordered, where, answer)
             comparison.num_shapes += 1
-        if (encoder := encoder_of(reference.module)) is not None:
+        if _is_joined(reference.module):
+            _compare_joined(candidate, reference, comparison)
+        elif (encoder := encoder_of(reference.module)) is not None:
             compare_labels(candidate, reference, StatelessGraph(encoder), comparison)
 
     def output_of(self, source: ExportSource) -> str:
         """Returns the output that scores are made of."""
-        return LOGITS if demanded(source.detection).labels == "fixed" else LABEL_QUERIES
+        return {"fixed": LOGITS, "embedded": LABEL_QUERIES, "joined": TOKEN_LOGITS}[demanded(source.detection).labels]
 
     def draw(self, draw: Draw) -> tuple[list[Any], list[Any]]:
         """Returns images that are given or drawn; no scales are taken from them."""
@@ -145,6 +162,9 @@ class ObjectDetection(ImageTask):
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields what the model gives for each image, logits and boxes in one row."""
         graph, source = candidate.open_stateless(), candidate.source
+        if demanded(source.detection).labels == "joined":
+            yield from _joined_answers(candidate, inputs)
+            return
         labels = None
         if source.tokenizer is not None:
             labels = judged_labels(candidate)
@@ -189,6 +209,86 @@ def encoder_of(module: nn.Module) -> nn.Module | None:
     """Returns the part of a detector that embeds labels; None of one with labels of its own."""
     encoder: nn.Module | None = getattr(module, "text_encoder", None)
     return encoder
+
+
+# Labels that are read together with an image
+
+
+def _is_joined(module: nn.Module) -> bool:
+    return hasattr(module, "decoder")
+
+
+def _trace_joined(asked: Traceable) -> TracedModel:
+    """Traces images to features, and these with a text of labels to boxes."""
+    module = cast("Any", asked.module)
+    sides = [_TRACED_MAP // 2**level for level in range(module.num_maps)]
+    of_image = [
+        make_spec(FEATURES, "float32", "batch", "places", module.width),
+        make_spec(MAP_SIZES, "int64", "batch", module.num_maps, 2),
+    ]
+    graph = trace_graph("model", asked.module, StatelessGraph(asked.served), [asked.pixels], outputs=of_image)
+    ids = torch.zeros(2, 5, dtype=torch.int64)
+    example = (
+        torch.zeros(2, sum(side * side for side in sides), module.width),
+        torch.tensor(sides)[:, None].expand(2, -1, 2),
+        *(ids, torch.ones_like(ids)),
+    )
+    decoder = trace_graph(
+        "decoder",
+        asked.module,
+        StatelessGraph(module.decoder),
+        [*of_image, *(make_spec(name, "int64", "batch", "length") for name in ("input_ids", "attention_mask"))],
+        outputs=[
+            make_spec(TOKEN_LOGITS, "float32", "batch", module.num_queries, "length"),
+            make_spec(BOXES, "float32", "batch", module.num_queries, 4),
+        ],
+        example=example,
+    )
+    return TracedModel(graphs=(graph, decoder))
+
+
+def _read_joined(source: ExportSource, labels: Sequence[str]) -> tuple[Tensors, list[int]]:
+    """Returns the text of labels, and the tokens of each."""
+    tokens = source.encode([label.lower() for label in labels], frame=False)
+    return text_tensors(join_labels(tokens, demanded(demanded(source.detection).prompt))), list(map(len, tokens))
+
+
+def _open_joined(candidate: Candidate) -> Any:
+    """Opens the graph that reads features of an image and labels."""
+    session = candidate.runtime.open(candidate.bundle, candidate.variant.graphs["decoder"])
+    return text_graph(session, candidate.source.special_tokens)
+
+
+def _compare_joined(candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
+    """Compares tokens' logits and boxes of batches of images of several sizes, with few and many labels together."""
+    source, graph = candidate.source, _open_joined(candidate)
+    decoder = StatelessGraph(cast("Any", reference.module).decoder)
+    random = np.random.default_rng(SEED)
+    for batch_size, (height, width) in zip(BATCH_SIZES, _sizes(demanded(source.image_preprocessing)), strict=True):
+        drawn = random.integers(0, 256, (batch_size, height, width, 3)).astype(np.uint8)
+        items = [
+            {**reference.outputs(pixels), **_read_joined(source, JUDGED_LABELS[: 1 + number])[0]}
+            for number, pixels in enumerate(pixel_values_of(source, drawn))
+        ]
+        for item, found in zip(items, run_batch(graph, items), strict=True):
+            answer = partial(reference.row_outputs, "decoder", decoder, item)
+            comparison.add_outputs(found, f"batch {batch_size} of {width} x {height} and labels", answer)
+        comparison.num_shapes += 1
+
+
+def _joined_answers(candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
+    """Yields logits of common labels and boxes of each image, in one row."""
+    graph, decoder = candidate.open_stateless(), _open_joined(candidate)
+    text, lengths = _read_joined(candidate.source, JUDGED_LABELS)
+    for number, item in enumerate(inputs.items):
+        [features] = run_batch(graph, [item])
+        [found] = run_batch(decoder, [{**features, **text}])
+        logits = label_logits(found[TOKEN_LOGITS], lengths)
+        row = np.concatenate([logits.ravel(), found[BOXES].ravel()]).astype(np.float32)
+        yield Rows(row[np.newaxis], np.zeros(1, np.int64), number)
+
+
+# Labels that are embedded
 
 
 def open_encoder(candidate: Candidate) -> Any:

@@ -21,8 +21,9 @@ from headway_export.source import EvaluationData, ExportSource
 from headway_export.tasks.task import NOT_LOOKED_AT, ExportTask, Metric
 from headway_export.tracing import Traceable, TracedGraph, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
-from headway_server.bundles import Diffusion, Limits, Manifest, demanded
+from headway_server.bundles import Diffusion, GraphRole, Limits, Manifest, demanded
 from headway_server.diffusion import Schedule, mix, schedule_of
+from headway_server.runtime import give_back_memory
 from headway_server.tasks.image_generation.prompts import text_row
 from headway_training.tasks.diffusion import measured_noise
 
@@ -143,8 +144,11 @@ class ImageGeneration(ExportTask):
         )
 
     def compare(self, candidate: Candidate, reference: Reference, comparison: Comparison) -> None:
-        """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts."""
-        source, graphs = candidate.source, open_diffusion(candidate)
+        """Holds all graphs against PyTorch's, rows at drawn times, of drawn labels or evaluation texts.
+
+        One graph is open at a time: that of a denoiser lays out gigabytes.
+        """
+        source = candidate.source
         module = cast("DrawingModel", reference.module)
         random, num_classes = np.random.default_rng(SEED), len(source.labels)
         is_large = module.configuration.image_size > _MOST_SIDE
@@ -155,7 +159,7 @@ class ImageGeneration(ExportTask):
         prompts: Sequence[Any] = random.integers(
             0, num_classes + 1, len(images)
         ).tolist()  # the last one stands for none
-        checked: dict[str, tuple[nn.Module, list[Tensors]]] = {
+        checked: dict[GraphRole, tuple[nn.Module, list[Tensors]]] = {
             "vae_decoder": (LatentDecoderGraph(module), [{"latent": latent} for latent in latents]),
             "vae_encoder": (LatentEncoderGraph(module), [{"pixel_values": image} for image in images]),
         }
@@ -167,28 +171,32 @@ class ImageGeneration(ExportTask):
         rows: list[Tensors] = [
             {"latent": latent, "timestep": time, **condition}
             for latent, time, condition in zip(
-                latents, times, drawing_conditions(candidate, graphs, prompts), strict=True
+                latents, times, _conditions(candidate, drawing_rows(source, prompts)), strict=True
             )
         ]
         checked["denoiser"] = (DenoiserGraph(module), rows)
         for role, (exact, items) in checked.items():
+            graph = open_graph(candidate, role)
             for batch_size in batch_sizes[:1] if is_large and role != "denoiser" else batch_sizes:
                 some = items[:batch_size]
-                for item, found in zip(some, run_batch(graphs[role], some), strict=True):
+                for item, found in zip(some, run_batch(graph, some), strict=True):
 
-                    def flat(role: str = role, exact: nn.Module = exact, item: Tensors = item) -> Tensors:
+                    def flat(role: GraphRole = role, exact: nn.Module = exact, item: Tensors = item) -> Tensors:
                         answers = reference.row_outputs(role, exact, item)
                         return {name: array.ravel() for name, array in answers.items()}
 
                     numbers = {name: array.ravel() for name, array in found.items()}
                     comparison.add_outputs(numbers, f"batch {batch_size}", flat)
+            del graph
+            give_back_memory()
         comparison.num_shapes += len(batch_sizes)
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Yields what is predicted of each latent, (1, C)."""
-        graphs, output = open_diffusion(candidate), self.output_of(candidate.source)
-        for number, item in enumerate(inputs.items):
-            [found] = run_batch(graphs["denoiser"], [{**item, **_condition(graphs, item)}])
+        conditions, output = _conditions(candidate, inputs.items), self.output_of(candidate.source)
+        denoiser = open_graph(candidate, "denoiser")
+        for number, (item, condition) in enumerate(zip(inputs.items, conditions, strict=True)):
+            [found] = run_batch(denoiser, [{**item, **condition}])
             yield Rows(found[output].reshape(1, -1).astype(np.float32), np.zeros(1, np.int64), number)
 
     def inputs_of(
@@ -218,9 +226,11 @@ class ImageGeneration(ExportTask):
 
     def measure(self, candidate: Candidate, data: EvaluationData) -> Quality:
         """Mean squared error of velocities of the images' noisy latents, with the noise and times of training."""
-        source, graphs = candidate.source, open_diffusion(candidate)
+        source = candidate.source
+        graphs = {role: open_graph(candidate, role) for role in ("vae_encoder", "denoiser", "vae_decoder")}
         schedule = schedule_of(diffusion_of(source))
         prompts: Sequence[Any] = data.texts or data.labels.tolist()
+        conditions = _conditions(candidate, drawing_rows(source, prompts))
         errors = np.empty(len(data))
         squares = 0.0
         for start in range(0, len(data), NUM_ROWS):
@@ -238,11 +248,7 @@ class ImageGeneration(ExportTask):
             items = [
                 {"latent": mix(latent, noise[row], point), "timestep": times[row], **condition}
                 for row, latent, point, condition in zip(
-                    rows,
-                    latents,
-                    points,
-                    drawing_conditions(candidate, graphs, prompts[rows[0] : rows[-1] + 1]),
-                    strict=True,
+                    rows, latents, points, conditions[rows[0] : rows[-1] + 1], strict=True
                 )
             ]
             answers = run_batch(graphs["denoiser"], items)
@@ -268,10 +274,9 @@ class ImageGeneration(ExportTask):
         )
 
 
-def open_diffusion(candidate: Candidate) -> dict[str, BatchGraph]:
-    """Opens all graphs, by their names."""
-    runtime, graphs = candidate.runtime, candidate.variant.graphs
-    return {str(role): BatchGraph(runtime.open(candidate.bundle, graph)) for role, graph in graphs.items()}
+def open_graph(candidate: Candidate, role: GraphRole) -> BatchGraph:
+    """Opens one of the graphs."""
+    return BatchGraph(candidate.runtime.open(candidate.bundle, candidate.variant.graphs[role]))
 
 
 def diffusion_of(source: ExportSource) -> Diffusion:
@@ -280,11 +285,6 @@ def diffusion_of(source: ExportSource) -> Diffusion:
         return source.diffusion
     condition: Literal["text", "label"] = "label" if source.tokenizer is None else "text"
     return Diffusion(schedule="trigonometric", prediction="velocity", condition=condition)
-
-
-def drawing_conditions(candidate: Candidate, graphs: Mapping[str, BatchGraph], prompts: Sequence[Any]) -> list[Tensors]:
-    """Returns the denoiser's inputs of what is drawn, as a server does, for labels' numbers or for texts."""
-    return [_condition(graphs, row) for row in drawing_rows(candidate.source, prompts)]
 
 
 def drawing_rows(source: ExportSource, prompts: Sequence[Any]) -> list[Tensors]:
@@ -302,14 +302,19 @@ def drawing_texts(source: ExportSource, texts: Sequence[str]) -> list[Tensors]:
     return [text_row(ids.tolist(), limit, pad) for ids in source.encode(texts, limit)]
 
 
-def _condition(graphs: Mapping[str, BatchGraph], row: Tensors) -> Tensors:
-    """Returns the denoiser's inputs of a row of `drawing_rows`."""
-    if "text_encoder" not in graphs:
-        return {"label": row["label"]}
-    [found] = run_batch(graphs["text_encoder"], [row])
+def _conditions(candidate: Candidate, rows: Sequence[Tensors]) -> list[Tensors]:
+    """Returns the denoiser's inputs of what is drawn, as a server does, for rows of `drawing_rows`."""
+    if "text_encoder" not in candidate.variant.graphs:
+        return [{"label": row["label"]} for row in rows]
+    encoder = open_graph(candidate, "text_encoder")
+    return [_text_condition(candidate, encoder, row) for row in rows]
+
+
+def _text_condition(candidate: Candidate, encoder: BatchGraph, row: Tensors) -> Tensors:
+    [found] = run_batch(encoder, [row])
     drawn = np.random.default_rng(SEED)
     condition: dict[str, NDArray[Any]] = {"text": found["text"], "text_mask": row["attention_mask"]}
-    for spec in graphs["denoiser"].session.graph.inputs[len(("latent", "timestep", *condition)) :]:
+    for spec in candidate.variant.graphs["denoiser"].inputs[len(("latent", "timestep", *condition)) :]:
         axes = tuple(axis for axis in spec.shape[1:] if isinstance(axis, int))
         condition[spec.name] = found[spec.name] if spec.name in found else drawn.standard_normal(axes, np.float32)
         if spec.name == "inpainting":
@@ -335,7 +340,7 @@ def _noisy_latents(
     shares: NDArray[np.float32],
 ) -> Iterator[Tensors]:
     """Yields what a denoiser reads of images, (N,), at shares of the last time, with what its condition comes from."""
-    encoder, schedule = open_diffusion(candidate)["vae_encoder"], schedule_of(diffusion_of(candidate.source))
+    encoder, schedule = open_graph(candidate, "vae_encoder"), schedule_of(diffusion_of(candidate.source))
     times = _times(schedule, shares)
     for image, row, own, time in zip(pixels, shown, noise, times, strict=True):
         latent = run_batch(encoder, [image])[0]["latent"]

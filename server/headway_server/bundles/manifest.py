@@ -1029,6 +1029,22 @@ class ClassificationScheme(Record):
     """Threshold of each label's probability; multi_label only."""
 
 
+class LabelPrompt(Record):
+    """Tokens around and between labels that are read as one text: `begin`, each label and `separator`, and `end`."""
+
+    begin: Index
+    end: Index
+    separator: Index
+    """Behind each label."""
+    more_separators: tuple[Index, ...] = ()
+    """Further tokens that split a text, and so may be in no label."""
+
+    @property
+    def splitting(self) -> frozenset[int]:
+        """All tokens that no label may have."""
+        return frozenset((self.begin, self.end, self.separator, *self.more_separators))
+
+
 class Detection(Record):
     """Mapping of a detector's outputs to objects.
 
@@ -1036,6 +1052,10 @@ class Detection(Record):
     4): centre, width and height of each box, as shares of the image's width and height. With `labels` of the caller it
     has `label_queries`, float32 (batch, num_queries, D), and `logit_offsets`, float32 (batch, num_queries), in place of
     logits: the logit of a label is the product of its embedding, (D,), with the query, plus the offset.
+
+    Where labels are `joined`, the graph `model` has `features`, float32 (batch, places, D), and `map_sizes`, int64
+    (batch, maps, 2). The graph `decoder` reads these with `input_ids` and `attention_mask`, int64 (batch, length), and
+    has `token_logits`, float32 (batch, num_queries, length), and `boxes`.
     """
 
     scores: Literal["softmax", "sigmoid", "best_sigmoid"]
@@ -1046,8 +1066,11 @@ class Detection(Record):
     """Boxes of an image."""
     max_objects: Size
     """Most objects of an image, those of the highest scores."""
-    labels: Literal["fixed", "embedded"] = "fixed"
-    """`fixed`: the labels of the manifest. `embedded`: texts of the caller, which the graph `text_encoder` embeds."""
+    labels: Literal["fixed", "embedded", "joined"] = "fixed"
+    """`fixed`: the labels of the manifest. `embedded`: texts of the caller, which the graph `text_encoder` embeds.
+    `joined`: texts of the caller, which the graph `decoder` reads as one text together with an image."""
+    prompt: LabelPrompt | None = None
+    """The text of labels that are joined."""
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Score up to which objects are left out where a call does not say."""
     nms_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -1704,6 +1727,8 @@ class Manifest(Record):
             graphs += ("image_encoder",)
         if self.detection is not None and self.detection.labels == "embedded":
             graphs += ("text_encoder",)
+        if self.detection is not None and self.detection.labels == "joined":
+            graphs += ("decoder",)
         if self.semantic_segmentation is not None and self.semantic_segmentation.labels == "embedded":
             graphs += ("text_encoder", "decoder")
         if self.flow is not None and self.flow.is_excited:
@@ -1847,7 +1872,9 @@ def _check_ctc(manifest: Manifest) -> None:
 def _check_detection(manifest: Manifest) -> None:
     detection = manifest.detection
     assert detection is not None, "`TASK_PARTS` requires it"
-    count, is_fixed = detection.num_queries, detection.labels == "fixed"
+    count = detection.num_queries
+    if (detection.labels == "joined") != (detection.prompt is not None):
+        raise ValueError("detection.prompt: is of labels that are joined, and required by these")
     _check_labels_of(manifest, "detection", detection.labels)
     for precision, variant in manifest.variants.items():
         encoder = variant.graphs.get("text_encoder")
@@ -1855,7 +1882,15 @@ def _check_detection(manifest: Manifest) -> None:
         expected: dict[str, dict[str, tuple[int | str, ...]]] = {
             "model": {"logits": (count, len(manifest.labels) + detection.num_extra_classes), "boxes": (count, 4)}
         }
-        if not is_fixed:
+        if detection.labels == "joined":
+            of_model = {spec.name: spec.shape[1:] for spec in variant.graphs["model"].outputs}
+            features, sizes = (of_model.get(name, ())[-1:] for name in ("features", "map_sizes"))
+            maps = of_model.get("map_sizes", ())[:1]
+            expected = {
+                "model": {"features": ("places", *features), "map_sizes": (*maps, *sizes)},
+                "decoder": {"token_logits": (count, "length"), "boxes": (count, 4)},
+            }
+        elif detection.labels == "embedded":
             width = widths.get("embedding", ("width",))
             of_image = {"label_queries": (count, *width), "logit_offsets": (count,), "boxes": (count, 4)}
             expected = {"model": of_image, "text_encoder": {"embedding": width}}
@@ -1867,7 +1902,7 @@ def _check_detection(manifest: Manifest) -> None:
                 )
 
 
-def _check_labels_of(manifest: Manifest, part: str, labels: Literal["fixed", "embedded"]) -> None:
+def _check_labels_of(manifest: Manifest, part: str, labels: str) -> None:
     """Checks that a model has labels, or what reads the caller's."""
     is_fixed = labels == "fixed"
     if is_fixed != bool(manifest.labels):

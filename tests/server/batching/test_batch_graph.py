@@ -166,6 +166,20 @@ def test_the_first_run_tells_of_outputs_that_are_not_the_manifests(graph):
         graph.warm_up(item | {"weights": np.ones((3, 3))}, 4, {})
 
 
+@pytest.mark.parametrize(("long_s", "num_runs"), [(0.0, 1), (60.0, 5)])
+def test_a_graph_that_takes_long_is_run_once(graph, monkeypatch, long_s, num_runs):
+    runs, run = [], Session.run
+
+    def counted(*args, **options):
+        runs.append(args)
+        return run(*args, **options)
+
+    monkeypatch.setattr("headway_server.batching.graph._LONG_RUN_S", long_s)
+    monkeypatch.setattr(Session, "run", counted)
+    graph.warm_up(sounds(1)[0], 4, {"total": (2,)})
+    assert len(runs) == num_runs
+
+
 @pytest.mark.parametrize(("run_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0)])
 def test_padding_is_worth_runs_of_two_milliseconds(run_s, expected):
     assert most_padding(run_s, 32) == expected

@@ -1,17 +1,18 @@
 """Objects of a detector's outputs.
 
-Q boxes of an image, C labels, N objects.
+Q boxes of an image, C labels, T tokens of a text of all labels, N objects.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headway_server.bundles import Detection
+from headway_server.bundles import Detection, LabelPrompt
 from headway_server.tasks.outputs import sigmoid, softmax
 
 BOXES: Final = "boxes"
@@ -20,6 +21,12 @@ LABEL_QUERIES: Final = "label_queries"
 """Output of a detector of the caller's labels: what labels' embeddings are multiplied with, (Q, D)."""
 LOGIT_OFFSETS: Final = "logit_offsets"
 """Output of such a detector: what is added to the products of a box, (Q,)."""
+FEATURES: Final = "features"
+"""Output of a detector of joined labels: maps of features in a row, (N, D), which its decoder reads."""
+MAP_SIZES: Final = "map_sizes"
+"""Output of such a detector: rows and columns of each map, (M, 2)."""
+TOKEN_LOGITS: Final = "token_logits"  # noqa: S105 (the name of a tensor)
+"""Output of such a decoder: a logit for each box and token of the labels' text, (Q, T)."""
 MAX_SUPPRESSED: Final = 1000
 """Objects of an image that non-maximum suppression looks at, those of the highest scores: 10 ms."""
 
@@ -86,6 +93,31 @@ class Objects:
             of_labels = chosen[labels[kept]]
             kept, corners = kept[of_labels], corners[of_labels]
         return cls(scores[kept], labels[kept], corners * np.array([*size, *size], np.float32))
+
+
+def join_labels(labels: Sequence[NDArray[np.int64]], prompt: LabelPrompt) -> NDArray[np.int64]:
+    """Returns the text of labels, (T,), of the tokens of each."""
+    parts = [part for label in labels for part in (label, [prompt.separator])]
+    return np.concatenate([[prompt.begin], *parts, [prompt.end]]).astype(np.int64)
+
+
+def label_logits(token_logits: NDArray[np.float32], lengths: Sequence[int]) -> NDArray[np.float32]:
+    """Reads logits of labels, (Q, C), of those of the tokens of their text, (Q, T).
+
+    The logit of a label is the largest one of its tokens. The best label of a box has the largest one of all tokens,
+    separators included: that is the score of a box in `post_process_grounded_object_detection` of transformers.
+
+    Args:
+        token_logits: Of a text of `join_labels`.
+        lengths: Tokens of each label.
+    """
+    ends = np.cumsum(lengths) + np.arange(1, len(lengths) + 1)  # behind the first token, and a separator a label
+    starts = ends - np.asarray(lengths)
+    bounds = np.stack([starts, ends], axis=1).ravel()  # of labels and of the separators behind them, in turn
+    logits: NDArray[np.float32] = np.maximum.reduceat(token_logits, bounds, axis=1)[:, ::2]
+    best = logits.argmax(axis=1)
+    logits[np.arange(len(logits)), best] = token_logits.max(axis=1)
+    return logits
 
 
 def suppress(boxes: NDArray[np.float32], labels: NDArray[np.int64], threshold: float) -> NDArray[np.int64]:

@@ -85,6 +85,7 @@ class ImageModel(StatelessModel):
         batching = parts.settings.batching
         budget = self._batch_images(bundle.manifest, parts, preprocessor)
         super().__init__(bundle, parts, budget=budget, max_waiting=batching.max_waiting_images)
+        self._graph = parts.graph
         self._preprocessor = preprocessor
         self._outputs = tuple(outputs)
         self._cache = cache
@@ -103,8 +104,7 @@ class ImageModel(StatelessModel):
         precision, variant = runtime.choose_variant(manifest, settings.precision)
         graph = BatchGraph(runtime.open(bundle, variant.graphs["model"]), postprocess=cls._postprocess(manifest))
         expected = cls._expected(manifest)
-        blank = np.zeros((3, *sizes.largest), np.float32)
-        max_padding = graph.warm_up({"pixel_values": blank}, 1, expected)
+        max_padding = graph.warm_up(_blank(manifest), 1, expected)
         parts = StatelessParts(
             precision=precision,
             graph=graph,
@@ -118,8 +118,13 @@ class ImageModel(StatelessModel):
             parts,
             preprocessor,
             outputs=tuple(expected),
-            cache=LruCache("image_outputs", max_bytes=settings.max_image_outputs_mib * MIB, ttl_s=settings.image_ttl),
+            cache=LruCache("image_outputs", max_bytes=cls._cache_mib(settings) * MIB, ttl_s=settings.image_ttl),
         )
+
+    @classmethod
+    def _cache_mib(cls, settings: ServerSettings) -> int:
+        """Returns the size of the cache of outputs."""
+        return settings.max_image_outputs_mib
 
     @classmethod
     def _expected(cls, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
@@ -151,6 +156,12 @@ class ImageModel(StatelessModel):
     def usage(self) -> ModelUsage:
         """Returns the number of waiting images, and the size of the cache of outputs."""
         return replace(super().usage(), caches=(self._cache.usage(),))
+
+    def blank_outputs(self) -> Tensors:
+        """Runs the graph on the largest image, and returns its outputs."""
+        items = [_blank(self.bundle.manifest)]
+        [row] = self._graph.split(self._graph.run(self._graph.collate(items), self._outputs), items)
+        return row
 
     async def prepare(self, images: Sequence[SentImage], *, deadline: float | None) -> Answer[None]:
         """Computes and caches all outputs of images; errors are those of `classify`.
@@ -248,6 +259,11 @@ class ImageModel(StatelessModel):
                 )
         timings = CallTimings.of(batched.runs, preprocessing_s=preprocessing_s)
         return Answer(results=batched.results, timings=timings)
+
+
+def _blank(manifest: Manifest) -> Tensors:
+    """Returns the largest image that a model reads."""
+    return {"pixel_values": np.zeros((3, *demanded(manifest.image_preprocessing).largest), np.float32)}
 
 
 async def _as_sent(images: Sequence[bytes] | Sequence[SentImage]) -> Sequence[SentImage]:
