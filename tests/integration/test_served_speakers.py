@@ -1,6 +1,7 @@
 """VITS, SpeechT5 and MusicGen, exported by one command and served, against the samples of `transformers`.
 
-Those of VITS and SpeechT5 are compared for the same noise, and those of MusicGen greedily.
+Those of VITS and SpeechT5 are compared for the same noise, and those of MusicGen greedily. Kokoro is not of that
+library; its samples are compared with those of the module that was exported, by the same noise.
 """
 
 import io
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 
 from headway_client import Client, InvalidArgumentError
 from headway_export.cli import app
+from headway_export.huggingface import FolderOptions
+from headway_export.huggingface.style_speakers import read_style_speaker
 from headway_server.bundles import read_manifest
 from headway_server.tasks.synthesis.spectrogram import draw_dropout
 from headway_server.transports.http.openai.requests import SpeechBody
@@ -51,8 +54,14 @@ def musicgen(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def store(folder, speecht5, musicgen, tmp_path_factory):
-    return export({"vits": folder, "speecht5": speecht5, "musicgen": musicgen}, tmp_path_factory.mktemp("store"))
+def kokoro(tmp_path_factory):
+    return tiny_voices.write_kokoro(tmp_path_factory.mktemp("voices") / "kokoro")
+
+
+@pytest.fixture(scope="module")
+def store(folder, speecht5, musicgen, kokoro, tmp_path_factory):
+    store = export({"vits": folder, "speecht5": speecht5, "musicgen": musicgen}, tmp_path_factory.mktemp("store"))
+    return export({"kokoro": kokoro}, store, "--allow-pickle")
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +191,56 @@ def test_a_spectrogram_is_cut_at_the_asked_length(client):
     np.testing.assert_array_equal(samples_of(cut)[:600], samples_of(whole)[:600])
 
 
+# Kokoro
+
+
+PHONEMES = ["h\u0259l\u02c8o, v\u026ab!", "a", "t\u028a f\u02d0 n\u0259is, alo."]
+
+
+@pytest.fixture(scope="module")
+def own_kokoro(kokoro):
+    return read_style_speaker(kokoro, FolderOptions(allow_pickle=True))[0].module
+
+
+def spoken_by_kokoro(module, text, *, seed, voice, rate):
+    ids = torch.tensor([[0, *(tiny_voices.KOKORO["vocab"][letter] for letter in text), 0]])
+    random = np.random.Generator(np.random.Philox(seed))
+    with torch.inference_mode():
+        durations, frames = module.durations(ids, torch.tensor([tiny_voices.KOKORO_VOICES.index(voice)]))
+        counts = torch.round(durations[0] / rate).clamp(min=1).long()
+        frames = torch.repeat_interleave(frames, counts, dim=1)
+        noise = random.standard_normal((1, frames.shape[1], module.speech.hop_length), np.float32)
+        return module.samples(frames, module.curves(frames), torch.from_numpy(noise))[0].numpy()
+
+
+@pytest.mark.parametrize(("voice", "rate"), [("", None), ("bo", 0.5)])
+def test_phonemes_are_spoken_as_by_the_module_alone_together_and_streamed(own_kokoro, client, voice, rate):
+    options = {"model": "kokoro", "voice": voice, "seed": 7, "speaking_rate": rate}
+    together = client.synthesize_speech(PHONEMES, **options).results
+    for text, spoken in zip(PHONEMES, together, strict=True):
+        expected = spoken_by_kokoro(own_kokoro, text, seed=7, voice=voice or "ada", rate=rate or 1.0)
+        found = samples_of(spoken)
+        assert found.shape == expected.shape
+        assert expected.std() > 0.02
+        np.testing.assert_allclose(found, np.clip(expected, -1, 1), atol=2e-3)  # the pitch's rounding turns phases
+        assert spoken.new_token_count * 80 == len(found) == round(spoken.duration_seconds * spoken.sampling_rate)
+        [alone] = client.synthesize_speech(text, **options).results
+        assert alone.audio == spoken.audio
+        with client.stream_synthesize_speech(text, **options) as stream:
+            pcm = b"".join(part.pcm for part in stream)
+        assert spoken.audio.endswith(pcm)
+        assert len(pcm) == 2 * len(found)
+    other = client.synthesize_speech(PHONEMES[0], **{**options, "seed": 8}).results[0]
+    assert len(other.audio) == len(together[0].audio)  # durations are not drawn
+    assert other.audio != together[0].audio
+
+
+def test_speech_of_phonemes_is_cut_at_the_asked_length(client):
+    [cut] = client.synthesize_speech(PHONEMES[0], model="kokoro", max_duration_seconds=0.05).results
+    assert cut.finish_reason == "length"
+    assert len(samples_of(cut)) == 1_200
+
+
 # MusicGen
 
 
@@ -260,6 +319,11 @@ def test_speech_is_cut_at_the_asked_length(client):
         ("speecht5", "a", {"voice": "7"}, "voice.*ada, bo"),
         ("speecht5", "a" * 41, {}, "texts.*43 tokens"),
         ("speecht5", "a", {"max_duration_seconds": 1e6}, "max_duration_seconds"),
+        ("kokoro", "a", {"temperature": 0.5}, "sampling.temperature.*draws no codes"),
+        ("kokoro", "a", {"voice": "7"}, "voice.*ada, bo"),
+        ("kokoro", "ab\u03b8a", {}, r"texts.*'\u03b8' \(U\+03B8\) at character 2"),
+        ("kokoro", "a" * 31, {}, "texts.*31 tokens"),
+        ("kokoro", "a", {"max_duration_seconds": 61.0}, "max_duration_seconds"),
         ("musicgen", "a", {"top_k": 99}, "top_k"),
         ("musicgen", "a", {"voice": "7"}, "voice.*without a name"),
         ("musicgen", "a", {"speaking_rate": 2.0}, "speaking_rate"),
@@ -306,6 +370,24 @@ def refusal_of(folder, store, *flags):
 def test_what_cannot_be_exported_is_refused(folder, tmp_path, changes, flags, words):
     changed = shutil.copytree(folder, tmp_path / "changed")
     change(changed / "tokenizer_config.json", **changes)
+    assert words in refusal_of(changed, tmp_path / "store", *flags)
+
+
+@pytest.mark.parametrize(
+    ("part", "flags", "words"),
+    [
+        (None, (), "give --allow-pickle"),
+        (None, ("--allow-pickle", "--precision", "int8"), "in fp32 alone"),
+        (None, ("--allow-pickle", "--max-length", "33"), "reads 3 to 32 tokens"),
+        (None, ("--allow-pickle", "--task", "transcription"), "speaks, which is flow_synthesis"),
+        ("voices", ("--allow-pickle",), "has no voices"),
+        ("kokoro-v1_0.pth", ("--allow-pickle",), "has 0 files of weights"),
+    ],
+)
+def test_what_cannot_be_exported_of_a_style_speaker_is_refused(kokoro, tmp_path, part, flags, words):
+    changed = shutil.copytree(kokoro, tmp_path / "changed")
+    if part is not None:
+        (changed / part).rename(tmp_path / "elsewhere")
     assert words in refusal_of(changed, tmp_path / "store", *flags)
 
 

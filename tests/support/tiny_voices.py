@@ -1,4 +1,4 @@
-"""Tiny VITS, SpeechT5 and MusicGen of `transformers` with random weights, in folders as they are published."""
+"""Tiny VITS, SpeechT5 and MusicGen of `transformers`, and Kokoro, with random weights, in folders as published."""
 
 import json
 import tempfile
@@ -9,6 +9,8 @@ import sentencepiece
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from headway_export.huggingface.style_speakers import StyleSpeaker
 
 LETTERS = "k abcdefghijlmnopqrstuvwxyz'-"
 """The first is the blank, which is the padding too, as in MMS-TTS."""
@@ -175,4 +177,72 @@ def write_musicgen(folder: Path, seed: int = 6, **changes) -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+    return folder
+
+
+PHONEMES = "abdefhijklmnoprstuvwxyz\u02c8\u02cc\u02d0\u0259\u026a\u028a ,.!"
+KOKORO = {
+    "n_token": 40,
+    "hidden_dim": 16,
+    "style_dim": 6,
+    "n_layer": 2,
+    "max_dur": 12,
+    "dropout": 0.2,
+    "n_mels": 80,
+    "text_encoder_kernel_size": 5,
+    "vocab": {letter: number for number, letter in enumerate(PHONEMES, 3)},
+    "plbert": {
+        "hidden_size": 12,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "max_position_embeddings": 32,
+        "num_hidden_layers": 2,
+        "embedding_size": 8,
+    },
+    "istftnet": {
+        "upsample_rates": [4, 2],
+        "upsample_kernel_sizes": [8, 4],
+        "upsample_initial_channel": 12,
+        "resblock_kernel_sizes": [3, 5],
+        "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]],
+        "gen_istft_n_fft": 20,
+        "gen_istft_hop_size": 5,
+    },
+}
+KOKORO_VOICES = ("ada", "bo")
+
+
+def write_kokoro(folder: Path, config=None, seed: int = 9, width: int = 14, narrow: int = 5) -> Path:
+    """Writes a folder as Kokoro's is, whose phonemes last some frames each and have a pitch.
+
+    The last two are widths of the decoder that no configuration states.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    config = config or KOKORO
+    voices = torch.randn(len(KOKORO_VOICES), 30, 1, 2 * config["style_dim"])
+    widths = {"decoder.encode.conv1.weight": torch.empty(width), "decoder.asr_res.0.weight": torch.empty(narrow)}
+    model = StyleSpeaker(config, widths, voices[:, :, 0], max_length=None)
+    parts = {name: {} for name in ("bert", "bert_encoder", "predictor", "decoder", "text_encoder")}
+    for name, initial in model.state_dict().items():
+        part, _, inner = name.partition(".")
+        if part not in parts or inner.endswith(("transform", "squares")) or ".norm." in inner:
+            continue
+        weight = initial.clone()
+        if weight.ndim > 1 and "alpha" not in inner:
+            weight.normal_(std=(40 if inner == "F0_proj.weight" else 1) * weight[0].numel() ** -0.5)
+        for end, value in (("F0_proj.bias", 150.0), ("duration_proj.linear_layer.bias", -1.0)):
+            if inner.endswith(end):
+                weight.fill_(value)
+        stem, _, kind = f"module.{inner}".rpartition(".")
+        if kind == "weight" and weight.ndim == 3 and not any(plain in stem for plain in ("noise_convs", "_proj")):
+            size = 0.05 if "conv_post" in inner else 1.0
+            parts[part] |= {f"{stem}.weight_g": torch.full((len(weight), 1, 1), size), f"{stem}.weight_v": weight}
+        else:
+            parts[part][f"{stem}.{kind}"] = weight
+    torch.save(parts, folder / "kokoro-v1_0.pth")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "voices").mkdir(exist_ok=True)
+    for name, voice in zip(KOKORO_VOICES, voices, strict=True):
+        torch.save(voice.clone(), folder / "voices" / f"{name}.pt")
     return folder

@@ -9,8 +9,10 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
+
+from headway_export.huggingface.recurrence import recur
 
 
 def embed_codes(codec: Any, codes: Tensor) -> Tensor:
@@ -29,7 +31,7 @@ def codec_layer(layer: Any, states: Tensor) -> Tensor:
             inner = codec_layer(part, inner)
         return codec_layer(layer.shortcut, states) + inner
     if kind == "EncodecLSTM":
-        return _recur(layer.lstm, states.permute(2, 0, 1)).permute(1, 2, 0) + states
+        return recur(layer.lstm, states.permute(2, 0, 1)).permute(1, 2, 0) + states
     if kind == "EncodecConvTranspose1d":
         stride = layer.conv.stride[0]
         cut = 0 if layer.causal else (layer.conv.kernel_size[0] - stride + 1) // 2  # of causal ones all at the end
@@ -72,30 +74,3 @@ def reach_of(layers: Iterable[Any]) -> int:
 def _width(layers: Iterable[Any]) -> int:
     convolutions = [layer.conv for layer in layers if type(layer).__name__ == "EncodecConv1d"]
     return sum((one.kernel_size[0] - 1) * one.dilation[0] for one in convolutions)
-
-
-def _recur(lstm: nn.LSTM, states: Tensor) -> Tensor:
-    """(T, B, D) -> (T, B, D), by the operator of ONNX in a graph."""
-    if not torch.onnx.is_in_onnx_export():
-        return cast("Tensor", lstm(states)[0])
-    for layer in range(lstm.num_layers):
-        weights = [
-            _in_order(cast("Tensor", getattr(lstm, f"{name}_l{layer}")))[None]
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        ]
-        size = (states.shape[1], lstm.hidden_size)
-        found, *_ = torch.onnx.ops.symbolic_multi_out(
-            "LSTM",
-            (states, *weights[:2], torch.cat(weights[2:], dim=1)),
-            {"hidden_size": lstm.hidden_size},
-            dtypes=(states.dtype,) * 3,
-            shapes=((states.shape[0], 1, *size), (1, *size), (1, *size)),
-        )
-        states = found[:, 0]  # (T, 1, B, D) -> (T, B, D)
-    return states
-
-
-def _in_order(gates: Tensor) -> Tensor:
-    """Input, forget, cell and output gates, in the order of ONNX: (4 D, ...) -> (4 D, ...)."""
-    of_input, forget, cell, output = gates.detach().chunk(4)
-    return torch.cat([of_input, output, forget, cell])

@@ -402,6 +402,12 @@ EXPORTED: Final = (
     ),
     Families(
         kind="",
+        names="Kokoro",
+        task="`flow_synthesis` ([speech.md](speech.md#kokoro))",
+        compared="nothing: samples with those of the exported module; by hand with the package `kokoro` on 2026-11-28",
+    ),
+    Families(
+        kind="",
         names="SpeechT5 that speaks",
         task="`spectrogram_synthesis` ([speech.md](speech.md#speecht5))",
         compared="samples for the same dropout, within 1e-4; voices, lengths, streams",

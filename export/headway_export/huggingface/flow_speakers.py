@@ -53,10 +53,11 @@ _NUM_TRIED: Final = 20
 class HuggingFaceFlowSpeaker(nn.Module):
     """A VITS of `transformers` as a `FlowSpeaker`."""
 
-    def __init__(self, model: nn.Module, *, max_source_length: int) -> None:
+    def __init__(self, model: nn.Module, speech: FlowSpeech, *, max_source_length: int) -> None:
         """Takes the model, whose layers attend by this module's attention afterwards."""
         super().__init__()
         self.model = cast("Any", model)
+        self.speech = speech
         self.max_source_length = max_source_length
         config = self.model.config
         self.num_speakers = int(config.num_speakers) if config.num_speakers > 1 else 0
@@ -218,12 +219,12 @@ def read_flow_speaker(folder: ModelFolder) -> tuple[ExportSource, tuple[str, ...
     flow = _flow_of(config, own, tokenizer, length)
     _check_tokens(folder, own, tokenizer, flow)
     model = _load(folder)
-    module = HuggingFaceFlowSpeaker(model, max_source_length=length).eval()
+    module = HuggingFaceFlowSpeaker(model, flow, max_source_length=length).eval()
     _check_samples(folder, module, flow)
     source = folder.source(
         model,
         module,
-        make_reference=lambda: HuggingFaceFlowSpeaker(_load(folder), max_source_length=length).eval(),
+        make_reference=lambda: HuggingFaceFlowSpeaker(_load(folder), flow, max_source_length=length).eval(),
         tokenizer=tokenizer,
         labels=tuple(map(str, range(module.num_speakers))),
         flow=flow,

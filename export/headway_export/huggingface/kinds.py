@@ -68,6 +68,7 @@ from headway_export.huggingface.spectrogram_speakers import SPECTROGRAM_SPEAKERS
 from headway_export.huggingface.speech import SPEECH_HEADS, read_transcriber
 from headway_export.huggingface.staged_speakers import STAGED_SPEAKERS, read_staged_speaker
 from headway_export.huggingface.static import read_static, static_part
+from headway_export.huggingface.style_speakers import is_style_speaker, read_style_speaker
 from headway_export.huggingface.text_pairs import PAIRS, read_text_pair
 from headway_export.huggingface.towers import is_two_towers, read_towers
 from headway_export.huggingface.translators import TRANSLATORS, read_translator
@@ -195,17 +196,23 @@ def sources_from_folder(
         return _merged(adapter, options, tell)
     _check_base(path, options)
     with in_a_sentence(str(path)):
-        if is_pipeline(path):
-            source, notes = read_pipeline(path, options)
-            return options.given.add_to((source,)), notes
-        if (part := static_part(path)) is not None:
-            source, notes = read_static(path, part, options)
+        if (known := _read_otherwise(path, options)) is not None:
+            source, notes = known
             return options.given.add_to((source,)), notes
         if (checkpoint := checkpoint_beside(path)) is None:
             return _Description.read(path, options).load(options)
         options = _asked_by(checkpoint, path, options)
         sources, notes = _Description.read(path, options).load(options)
     return tuple(with_record(source, checkpoint, license_name=options.license_name) for source in sources), notes
+
+
+def _read_otherwise(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]] | None:
+    """Reads a folder that is described in another way than those of `transformers`; None: it is not."""
+    if is_pipeline(path):
+        return read_pipeline(path, options)
+    if (part := static_part(path)) is not None:
+        return read_static(path, part, options)
+    return read_style_speaker(path, options) if is_style_speaker(path) else None
 
 
 def from_folder(path: Path, options: FolderOptions) -> tuple[ExportSource, tuple[str, ...]]:
@@ -242,6 +249,11 @@ def sources_from_hub(
         with in_a_sentence(model_id):
             model.check_files(allow_pickle=options.allow_pickle)
             model.fetch_descriptions()
+            if is_style_speaker(model.path):
+                raise SourceError(
+                    f"{model_id}: is read from a folder with its weights (*.pth) and voices (voices/*.pt), which are "
+                    "not fetched; download it, and give the folder"
+                )
             if (part := static_part(model.path)) is not None:
                 model.fetch_weights(part, allow_pickle=options.allow_pickle, is_mapped=False, tell=tell)
                 source, notes = read_static(model.path, part, options, model.origin)

@@ -88,11 +88,19 @@ BBOX = "bbox"
 padding is 0."""
 CODEC_TENSORS = (("codes", "state"), ("samples", "present_state"))
 """Inputs and outputs of the graph `codec_decoder` of a speech synthesis model (docs/graphs.md)."""
-FLOW_TENSORS = {
+FLOW_TENSORS: Mapping[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "text_encoder": (("input_ids", "duration_noise"), ("durations", "means", "deviations")),
     "waveform_decoder": (("latents",), ("samples",)),
 }
 """Inputs and outputs of the graphs of a flow synthesis model (docs/graphs.md); with voices both also read `speaker`."""
+EXCITED_TENSORS: Mapping[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "text_encoder": (("input_ids",), ("durations", "means")),
+    "pitch_predictor": (("latents",), ("curves",)),
+    "waveform_decoder": (("latents", "curves", "noise"), ("samples",)),
+}
+"""The same of a model that is excited; with voices the first also reads `speaker`."""
+NUM_CURVES = 4
+"""Numbers of a frame in `curves`: the pitch of its halves in Hz, and their energy."""
 STAGED_TENSORS = {
     "fine_decoder": (("codes", "book"), ("logits",)),
     "codec_decoder": (("codes",), ("samples",)),
@@ -367,6 +375,7 @@ GraphRole = Literal[
     "coarse_decoder",
     "fine_decoder",
     "codec_decoder",
+    "pitch_predictor",
     "waveform_decoder",
     "image_encoder",
     "attention",
@@ -1355,16 +1364,33 @@ class FlowSpeech(Record):
     """Factor of the noise of durations; 0: they are not drawn."""
     speaking_rate: Positive
     """Times as fast as durations of 1 say."""
+    rounding: Literal["up", "nearest"] = "up"
+    """How frames of a token are rounded; with `nearest` it has at least one."""
+    is_excited: bool = False
+    """True if frames are the means, and samples read their pitch and noise."""
     context_frames: Index
     """Frames on either side of a frame that its samples depend on."""
-    frames_per_run: Size
-    """Frames whose samples are computed together, beside `context_frames` on either side."""
+    frames_per_run: Size | None
+    """Frames whose samples are computed together, beside `context_frames` on either side; None: all of an audio."""
     max_frames: Size
     """Most frames of a text's audio."""
     blank: Index | None = None
     """Token around each token of a text; None: there is none."""
     bare_tokens: tuple[Index, ...] = ()
     """Tokens that have no blank between each other, nor at either end of a text."""
+    edge: Index | None = None
+    """Token at either end of a text; None: there is none."""
+    drops_unknown: bool = True
+    """False if a text with characters that the vocabulary does not have is refused."""
+
+    def tensors(self, *, has_voices: bool) -> dict[GraphRole, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Returns the inputs and outputs of each graph."""
+        tensors = EXCITED_TENSORS if self.is_excited else FLOW_TENSORS
+        readers = [role for role in tensors if has_voices and not (self.is_excited and role != "text_encoder")]
+        return {
+            role: ((*inputs, "speaker") if role in readers else inputs, outputs)
+            for role, (inputs, outputs) in tensors.items()
+        }
 
 
 class SpectrogramSpeech(Record):
@@ -1705,6 +1731,8 @@ class Manifest(Record):
             graphs += ("decoder",)
         if self.semantic_segmentation is not None and self.semantic_segmentation.labels == "embedded":
             graphs += ("text_encoder", "decoder")
+        if self.flow is not None and self.flow.is_excited:
+            graphs = tuple(EXCITED_TENSORS)
         for precision, variant in self.variants.items():
             if set(variant.graphs) - {"attention"} != set(graphs):
                 raise ValueError(f"variants.{precision}.graphs: {self.task} needs {', '.join(graphs)}")
@@ -1971,9 +1999,9 @@ def _check_codec(manifest: Manifest) -> None:
 
 
 def _check_flow(manifest: Manifest) -> None:
-    speaker = ("speaker",) if manifest.labels else ()
+    assert manifest.flow is not None, "`TASK_PARTS` requires it"
+    tensors = {str(role): names for role, names in manifest.flow.tensors(has_voices=bool(manifest.labels)).items()}
     for precision in manifest.variants:
-        tensors = {role: ((*inputs, *speaker), outputs) for role, (inputs, outputs) in FLOW_TENSORS.items()}
         _check_names(manifest, precision, tensors)
 
 

@@ -1,9 +1,12 @@
-"""Served speech synthesis by normalizing flows: VITS (Kim et al. 2021, arXiv 2106.06103).
+"""Served speech synthesis by normalizing flows: VITS (Kim et al. 2021, arXiv 2106.06103); and in a style: Kokoro.
 
 An encoder gives the duration of each token of a text, and mean and deviation of its frames. Frames are drawn from these
 normal distributions. A flow and a generator make samples of them; both read a limited number of frames around each, so
 audio of any length is made in windows, with the samples that the whole has. An audio does not depend on the rest of a
 batch, nor on streaming.
+
+An excited model's frames are not drawn, but the noise that its samples read. They depend on all frames, so an audio is
+made in one run.
 
 T tokens, F frames, D channels of a frame, S samples.
 """
@@ -16,14 +19,15 @@ from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Elements
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headway_server.batching import BatchedResults, Batcher, BatchGraph, Tensors
 from headway_server.batching.batcher import ItemTimes
-from headway_server.bundles import FLOW_TENSORS, TOKENIZER_FILE, Bundle, FlowSpeech, GraphRole, Precision, demanded
+from headway_server.bundles import TOKENIZER_FILE, Bundle, FlowSpeech, GraphRole, Precision, demanded
+from headway_server.bundles.manifest import NUM_CURVES
 from headway_server.decoding.sequence import FinishReason
 from headway_server.errors import InvalidInputError
 from headway_server.observers import NO_OBSERVER, ModelId, Observer
@@ -46,19 +50,25 @@ from headway_server.tasks.synthesis.request import (
     most_frames,
 )
 from headway_server.tasks.synthesis.synthesizer import SpeechPart, SpokenText, Synthesizer
-from headway_server.tasks.synthesis.windows import WindowDecoder
+from headway_server.tasks.synthesis.windows import Window, WindowDecoder
 
-_ROLES: Final[tuple[GraphRole, ...]] = ("text_encoder", "waveform_decoder")
+_CURVES: Final = "curves"
 _FLOAT_BYTES: Final = np.dtype(np.float32).itemsize
 _SAMPLE_BYTES: Final = np.dtype(np.int16).itemsize
+_TRIED_FRAMES: Final = 8
+"""Frames of the run at the start of a model whose audio is one run."""
+_MOST_OF_A_PART: Final = 10
+"""Seconds of a part of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frames:
-    """Frames of a text's audio, before the flow."""
+    """Frames of a text's audio, before the flow or the generator."""
 
     latents: NDArray[np.float32]
     """(F, D)"""
+    beside: dict[str, NDArray[np.float32]]
+    """What the samples of an excited model read of each frame beside it, (F, ...), by name."""
     is_cut: bool
     """True if frames were left out."""
 
@@ -89,13 +99,23 @@ class FlowModel(Synthesizer):
         self._max_text_bytes = settings.max_text_bytes
         self._max_bytes = settings.batching.max_waiting_bytes
         # Means and noise of a frame while it is drawn, then its samples in parts and as a whole.
-        self._frame_bytes = 2 * self._flow.num_channels * _FLOAT_BYTES + 2 * self._flow.hop_length * _SAMPLE_BYTES
+        num_floats = 2 * self._flow.num_channels + self._flow.is_excited * (self._flow.hop_length + NUM_CURVES)
+        self._frame_bytes = num_floats * _FLOAT_BYTES + 2 * self._flow.hop_length * _SAMPLE_BYTES
         self._writer = AudioWriter(self._flow.sampling_rate)
         model = ModelId(name=manifest.name, version=manifest.version)
-        self._encoder, self._decoder = (
-            Batcher(graphs[role], budget=budget, model=model, session=graphs[role].session, observer=observer)
-            for role, budget in zip(_ROLES, _budgets(bundle), strict=True)
-        )
+        num_tokens, num_frames = _budgets(bundle)
+        batchers = {
+            role: Batcher(
+                graph,
+                budget=num_tokens if role == "text_encoder" else num_frames,
+                model=model,
+                session=graph.session,
+                observer=observer,
+            )
+            for role, graph in graphs.items()
+        }
+        self._encoder, self._decoder = batchers["text_encoder"], batchers["waveform_decoder"]
+        self._pitch = batchers.get("pitch_predictor")
         self._windows = WindowDecoder(
             self._decoder,
             input_name="latents",
@@ -103,7 +123,7 @@ class FlowModel(Synthesizer):
             context_frames=self._flow.context_frames,
             hop_length=self._flow.hop_length,
         )
-        self.workers += [self._encoder, self._decoder]
+        self.workers += batchers.values()
         self._admission = Admission(
             limit=settings.batching.max_waiting_texts, noun="texts", owner=manifest.name, pace=MeasuredPace()
         )
@@ -121,15 +141,33 @@ class FlowModel(Synthesizer):
         """
         manifest = bundle.manifest
         precision, variant = runtime.choose_variant(manifest, settings.precision)
-        graphs = {role: BatchGraph(runtime.open(bundle, variant.graphs[role])) for role in _ROLES}
-        flow, speaker = demanded(manifest.flow), {"speaker": np.array(0)} if manifest.labels else {}
+        flow = demanded(manifest.flow)
+        tensors = flow.tensors(has_voices=bool(manifest.labels))
+        graphs = {role: BatchGraph(runtime.open(bundle, variant.graphs[role])) for role in tensors}
         largest = TextTokenizer.load(bundle.file(TOKENIZER_FILE)).largest_id
-        text = {"input_ids": np.array([largest] * 3), "duration_noise": np.zeros((2, 3), np.float32), **speaker}
-        channels = (3, flow.num_channels)
-        graphs["text_encoder"].warm_up(text, 3, {"durations": (3,), "means": channels, "deviations": channels})
-        latents = {"latents": np.zeros((flow.frames_per_run, flow.num_channels), np.float32), **speaker}
-        num_samples = flow.frames_per_run * flow.hop_length
-        graphs["waveform_decoder"].warm_up(latents, flow.frames_per_run, {"samples": (num_samples,)})
+        num_frames = flow.frames_per_run or min(_TRIED_FRAMES, flow.max_frames)
+        channels, num_samples = (3, flow.num_channels), num_frames * flow.hop_length
+        given: dict[str, NDArray[Any]] = {
+            "input_ids": np.array([largest] * 3),
+            "duration_noise": np.zeros((2, 3), np.float32),
+            "latents": np.zeros((num_frames, flow.num_channels), np.float32),
+            _CURVES: np.zeros((num_frames, NUM_CURVES), np.float32),
+            "noise": np.zeros((num_frames, flow.hop_length), np.float32),
+            "speaker": np.array(0),
+        }
+        shapes: dict[str, tuple[int, ...]] = {
+            "durations": (3,),
+            "means": channels,
+            "deviations": channels,
+            _CURVES: (num_frames, NUM_CURVES),
+            "samples": (num_samples,),
+        }
+        for role, (inputs, outputs) in tensors.items():
+            graphs[role].warm_up(
+                {name: given[name] for name in inputs},
+                3 if role == "text_encoder" else num_frames,
+                {name: shapes[name] for name in outputs},
+            )
         return cls(bundle, precision, settings, graphs, observer=observer)
 
     def __repr__(self) -> str:
@@ -171,8 +209,10 @@ class FlowModel(Synthesizer):
             seed = draw_seed(request.sampling.get("seed"))
             frames = await self._frames(job, ids, request, seed, [])
             for window in self._windows.windows(len(frames.latents)):
-                [samples] = await self._windows.decode(job, frames.latents, [window], self._speaker(request))
-                yield SpeechPart(samples=samples, num_new_tokens=window[1])
+                [samples] = await self._samples(job, frames, [window], request)
+                for start in range(0, len(samples), _MOST_OF_A_PART * self.sampling_rate):
+                    part = samples[start : start + _MOST_OF_A_PART * self.sampling_rate]
+                    yield SpeechPart(samples=part, num_new_tokens=window[1])
             yield job.answer([self._result(frames, b"", seed)])
 
     def _check(self, request: SynthesisRequest) -> None:
@@ -199,12 +239,17 @@ class FlowModel(Synthesizer):
     ) -> SpokenText:
         seed = draw_seed(request.sampling.get("seed"))
         frames = await self._frames(job, ids, request, seed, sizes)
-        windows = self._windows.windows(len(frames.latents))
-        parts = await self._windows.decode(job, frames.latents, windows, self._speaker(request))
+        parts = await self._samples(job, frames, self._windows.windows(len(frames.latents)), request)
         began = time.monotonic()
         audio = await self._encode(np.concatenate(parts), request)
         job.note([ItemTimes(began, began, time.monotonic())])
         return self._result(frames, audio, seed)
+
+    async def _samples(
+        self, job: Job[Batcher], frames: _Frames, windows: Elements[Window], request: SynthesisRequest
+    ) -> list[NDArray[np.int16]]:
+        given = {} if self._flow.is_excited else self._speaker(request)
+        return await self._windows.decode(job, frames.latents, windows, given, frames.beside)
 
     def _result(self, frames: _Frames, audio: bytes, seed: int) -> SpokenText:
         num_frames, flow = len(frames.latents), self._flow
@@ -230,12 +275,14 @@ class FlowModel(Synthesizer):
             InvalidInputError: Several texts have more audio than calls may hold.
         """
         flow, random = self._flow, np.random.Generator(np.random.Philox(seed))
-        noise = random.standard_normal((2, len(ids)), np.float32) * np.float32(flow.duration_noise_scale)
-        item = {"input_ids": ids, "duration_noise": noise, **self._speaker(request)}
+        item: dict[str, NDArray[Any]] = {"input_ids": ids, **self._speaker(request)}
+        if not flow.is_excited:
+            noise = random.standard_normal((2, len(ids)), np.float32) * np.float32(flow.duration_noise_scale)
+            item["duration_noise"] = noise
         encoded: BatchedResults[Tensors] = await job.batch(
             self._encoder,
             [item],
-            outputs=FLOW_TENSORS["text_encoder"][1],
+            outputs=flow.tensors(has_voices=bool(self.voices))["text_encoder"][1],
             num_bytes=sum(array.nbytes for array in item.values()),
             num_read=len(ids),
             lengths=[len(ids)],
@@ -244,7 +291,7 @@ class FlowModel(Synthesizer):
         job.note(encoded.runs)
         rate = flow.speaking_rate * check_rate(request)
         most = most_frames(request, flow.max_frames, flow.hop_length / flow.sampling_rate)
-        num_frames, durations = frame_counts(encoded.results[0]["durations"], rate)
+        num_frames, durations = frame_counts(encoded.results[0]["durations"], rate, flow.rounding)
         sizes.append(min(num_frames, most) * self._frame_bytes)
         if len(sizes) > 1 and sum(sizes) > self._max_bytes:
             raise InvalidInputError(
@@ -254,20 +301,39 @@ class FlowModel(Synthesizer):
         job.reserve_more(sizes[-1])
         draw = partial(self._draw, encoded.results[0], durations, min(num_frames, most), random)
         with job.preparing():
-            latents = await asyncio.get_running_loop().run_in_executor(audio_pool(), draw)
-        return _Frames(latents=latents, is_cut=num_frames > most)
+            latents, beside = await asyncio.get_running_loop().run_in_executor(audio_pool(), draw)
+        if self._pitch is not None:
+            found: BatchedResults[Tensors] = await job.batch(
+                self._pitch,
+                [{"latents": latents}],
+                outputs=(_CURVES,),
+                num_bytes=0,
+                num_read=len(latents),
+                lengths=[len(latents)],
+                groups=[len(latents)],
+            )
+            job.note(found.runs)
+            beside[_CURVES] = found.results[0][_CURVES]
+        return _Frames(latents=latents, beside=beside, is_cut=num_frames > most)
 
     def _draw(
         self, encoded: Tensors, durations: NDArray[np.int64], num_frames: int, random: np.random.Generator
-    ) -> NDArray[np.float32]:
-        """Draws the first frames, (F, D), from the distributions of tokens with durations in frames, (T,)."""
+    ) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
+        """Draws the first frames, (F, D), from the distributions of tokens with durations in frames, (T,).
+
+        Returns:
+            The frames, and further inputs of their samples by name.
+        """
+        owners = np.searchsorted(np.cumsum(durations), np.arange(num_frames), side="right")
+        if self._flow.is_excited:
+            drawn = random.standard_normal((num_frames, self._flow.hop_length), np.float32)
+            return encoded["means"][owners], {"noise": drawn * np.float32(self._flow.noise_scale)}
         noise = random.standard_normal((num_frames, self._flow.num_channels), np.float32)
         noise *= np.float32(self._flow.noise_scale)
         if durations.any():  # else the one frame of a text without any has a mean of 0 and a deviation of 1
-            owners = np.searchsorted(np.cumsum(durations), np.arange(num_frames), side="right")
             noise *= encoded["deviations"][owners]
             noise += encoded["means"][owners]
-        return noise
+        return noise, {}
 
     def _speaker(self, request: SynthesisRequest) -> dict[str, NDArray[np.int64]]:
         if not self.voices:
@@ -282,13 +348,16 @@ class FlowText:
         self._tokenizer = tokenizer
         self._blank = flow.blank
         self._bare = frozenset(flow.bare_tokens)
+        self._edges = [] if flow.edge is None else [flow.edge]
+        self._known = None if flow.drops_unknown else frozenset(tokenizer.library_tokenizer.get_vocab())
 
     def __repr__(self) -> str:
         return f"FlowText({self._tokenizer!r})"
 
     def most_characters(self, max_tokens: int) -> int:
         """Returns how many characters have at most so many tokens."""
-        return max_tokens if self._blank is None else max(1, (max_tokens - 1) // 2)
+        inside = max_tokens - 2 * len(self._edges)
+        return inside if self._blank is None else max(1, (inside - 1) // 2)
 
     async def read(self, texts: Elements[str], fields: Elements[str], most: int) -> list[NDArray[np.int64]]:
         """Returns the tokens of texts, (T,) each.
@@ -299,12 +368,28 @@ class FlowText:
             most: Characters of a text that the model reads.
 
         Raises:
-            InvalidInputError: A text is too long, or has no character that the model knows.
+            InvalidInputError: A text is too long, or has no character that the model knows, or one that it does not.
         """
+        if self._known is not None:
+            for field, text in zip(fields, texts, strict=True):
+                self._check(field, text, self._known)
         encoded = await self._tokenizer.encode_limited(
             texts, fields=fields, max_tokens=most, truncate=False, add_special_tokens=False
         )
-        return [self.interspersed(one.input_ids) for one in encoded]
+        return [
+            np.concatenate([self._edges, self.interspersed(one.input_ids), self._edges]).astype(np.int64)
+            for one in encoded
+        ]
+
+    @staticmethod
+    def _check(field: str, text: str, known: frozenset[str]) -> None:
+        for position, character in enumerate(text):
+            if character not in known:
+                raise InvalidInputError(
+                    field,
+                    f"has {character!r} (U+{ord(character):04X}) at character {position}, which is none of the model's "
+                    f"{len(known)} letters; it reads phonemes as the vocabulary of its bundle writes them",
+                )
 
     def interspersed(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns tokens with a blank around each; bare ones have none between them, and none at the ends of a text."""
@@ -318,19 +403,28 @@ class FlowText:
         return spread[is_kept] if self._bare else spread
 
 
-def frame_counts(durations: NDArray[np.float32], rate: float) -> tuple[int, NDArray[np.int64]]:
+def frame_counts(
+    durations: NDArray[np.float32], rate: float, rounding: Literal["up", "nearest"] = "up"
+) -> tuple[int, NDArray[np.int64]]:
     """Returns the frames of a text, at least one, and those of each token.
 
     Args:
         durations: (T,), at a speaking rate of 1.
         rate: Times as fast.
+        rounding: How frames are rounded; with `nearest` a token has at least one.
     """
-    frames = np.ceil(durations * np.float32(1.0 / rate))
-    counts = np.clip(np.nan_to_num(frames, nan=0.0), 0, 2**31).astype(np.int64)
+    if rounding == "up":
+        least, frames = 0, np.ceil(durations * np.float32(1.0 / rate))
+    else:
+        least, frames = 1, np.rint(durations / np.float32(rate))
+    counts = np.clip(np.nan_to_num(frames, nan=0.0), least, 2**31).astype(np.int64)
     return max(int(counts.sum()), 1), counts
 
 
 def _budgets(bundle: Bundle) -> tuple[int, int]:
     """Returns the tokens of a batch of texts, and the frames of one of windows."""
     flow = demanded(bundle.manifest.flow)
-    return demanded(bundle.manifest.limits.max_input_tokens), flow.frames_per_run + 2 * flow.context_frames
+    return (
+        demanded(bundle.manifest.limits.max_input_tokens),
+        (flow.frames_per_run or flow.max_frames) + 2 * flow.context_frames,
+    )
