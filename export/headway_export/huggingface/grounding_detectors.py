@@ -309,7 +309,7 @@ def _prompt_of(folder: ModelFolder, library: Any, separators: list[int]) -> Labe
 def _check_whole(
     folder: ModelFolder, detector: GroundingDetector, library: Any, preprocessing: ImagePreprocessing
 ) -> None:
-    """Holds logits and boxes against those of the whole model,.
+    """Holds logits and boxes against those of the whole model.
 
     Raises:
         SourceError: They differ, or the model does not read such images or labels.

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -20,8 +19,8 @@ from headway_export.graphs import Outputs
 from headway_export.parity import BATCH_SIZES, DECODED_TOKENS, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
-from headway_export.tasks.steps import StepWriter, trace_steps
-from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
+from headway_export.tasks.steps import StepWriter, answer_of, trace_steps
+from headway_export.tasks.task import TaskOfOnePrecision
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph
 from headway_server.bundles import DelayedCodes, Limits, Manifest, demanded
@@ -65,13 +64,6 @@ class DelayedSpeaker(StepWriter, Protocol):
 class DelayedSynthesis(TaskOfOnePrecision):
     """An encoder, a decoder with a cache that writes codes, and the decoder of a codec in two parts."""
 
-    own_kind = "vector"
-    names_columns = False
-    is_read = False
-    is_of_the_kit = True
-    is_evaluated_served = False
-    takes_fixed_scales = False
-    shows_no_attention = NOT_LOOKED_AT
     only_in_fp32 = "what int8 does to its audio is not judged"
 
     def limits(self, module: nn.Module) -> Limits:
@@ -144,21 +136,16 @@ class DelayedSynthesis(TaskOfOnePrecision):
             where = f"batch {batch_size}, texts of {lengths.tolist()} tokens, {steps} steps"
             for row, text in enumerate(texts):
                 given = (text[None], codes[row, None], condition[row, None])
-                answer = partial(_answer, "logits", speaker.expected_logits, *given)
+                answer = partial(answer_of, "logits", speaker.expected_logits, *given)
                 comparison.add_outputs({"logits": found[row]}, where, answer)
             drawn = random.integers(0, size, (batch_size, length, delayed.num_books))
             states = run_batch(codec, [{"codes": one} for one in drawn])
             for one, of_codes in zip(run_batch(waveform, states), drawn, strict=True):
-                answer = partial(_answer, "samples", speaker.expected_samples, of_codes[None])
+                answer = partial(answer_of, "samples", speaker.expected_samples, of_codes[None])
                 comparison.add_outputs(
                     {"samples": one["samples"][None]}, f"batch {batch_size} of {length} frames", answer
                 )
             comparison.num_shapes += len(set(lengths)) + 1
-
-
-def _answer(name: str, compute: Any, *given: NDArray[Any]) -> dict[str, Any]:
-    with torch.inference_mode():
-        return {name: compute(*(torch.from_numpy(np.ascontiguousarray(one)) for one in given)).numpy()}
 
 
 class CodecStatesGraph(nn.Module):

@@ -17,7 +17,7 @@ from headway_export.graphs import Outputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
-from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
+from headway_export.tasks.task import TaskOfOnePrecision
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph, Tensors
 from headway_server.bundles import FLOW_TENSORS, FlowSpeech, GraphRole, Limits, Manifest, demanded
@@ -66,13 +66,6 @@ class FlowSynthesis(TaskOfOnePrecision):
     """An encoder of texts, and a decoder of frames to samples."""
 
     recorded = "samples"
-    own_kind = "vector"
-    names_columns = False
-    is_read = False
-    is_of_the_kit = True
-    is_evaluated_served = False
-    takes_fixed_scales = False
-    shows_no_attention = NOT_LOOKED_AT
     attends_by_operator = False
     words_of_error = "sample error"
     words_of_names = "Voices"

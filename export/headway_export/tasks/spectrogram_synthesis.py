@@ -11,8 +11,6 @@ from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.candidate import Candidate, run_batch
@@ -20,8 +18,8 @@ from headway_export.graphs import Outputs
 from headway_export.parity import BATCH_SIZES, DECODED_TOKENS, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
-from headway_export.tasks.steps import StepWriter, trace_steps
-from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
+from headway_export.tasks.steps import StepWriter, answer_of, trace_steps
+from headway_export.tasks.task import TaskOfOnePrecision
 from headway_export.tracing import Traceable, TracedModel, make_spec, trace_graph
 from headway_server.batching import BatchGraph
 from headway_server.bundles import Limits, Manifest, SpectrogramSpeech, demanded
@@ -57,13 +55,6 @@ class SpectrogramSynthesis(TaskOfOnePrecision):
     """An encoder, a decoder with a cache that writes frames, and what makes samples of them."""
 
     recorded = FRAMES
-    own_kind = "vector"
-    names_columns = False
-    is_read = False
-    is_of_the_kit = True
-    is_evaluated_served = False
-    takes_fixed_scales = False
-    shows_no_attention = NOT_LOOKED_AT
     words_of_error = "frame error"
     words_of_names = "Voices"
     only_in_fp32 = "what int8 does to its speech is not judged"
@@ -131,22 +122,17 @@ class SpectrogramSynthesis(TaskOfOnePrecision):
             where = f"batch {batch_size}, texts of {lengths.tolist()} tokens, {steps} steps"
             for row, text in enumerate(texts):
                 given = (text[None], read[row, None, :-1], dropout[:, row], voices[row, None])
-                answer = partial(_answer, FRAMES, speaker.expected_frames, *given)
+                answer = partial(answer_of, FRAMES, speaker.expected_frames, *given)
                 comparison.add_outputs({FRAMES: found[row]}, where, answer)
             frames = random.normal(size=(batch_size, length, speech.num_bins)).astype(np.float32)
             for one, spectrogram in zip(
                 run_batch(graph, [{"spectrogram": one} for one in frames]), frames, strict=True
             ):
-                answer = partial(_answer, "samples", speaker.samples, spectrogram[None])
+                answer = partial(answer_of, "samples", speaker.samples, spectrogram[None])
                 comparison.add_outputs(
                     {"samples": one["samples"][None]}, f"batch {batch_size} of {length} frames", answer
                 )
             comparison.num_shapes += len(set(lengths)) + 1
-
-
-def _answer(name: str, compute: Any, *given: NDArray[Any]) -> dict[str, Any]:
-    with torch.inference_mode():
-        return {name: compute(*(torch.from_numpy(np.ascontiguousarray(one)) for one in given)).numpy()}
 
 
 class SpectrogramWaveformGraph(nn.Module):

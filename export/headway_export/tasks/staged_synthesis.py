@@ -18,7 +18,7 @@ from headway_export.graphs import DecoderGraph, Outputs
 from headway_export.parity import BATCH_SIZES, DECODED_TOKENS, SEED, Comparison, batches, read_text
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
-from headway_export.tasks.task import NOT_LOOKED_AT, TaskOfOnePrecision
+from headway_export.tasks.task import TaskOfOnePrecision
 from headway_export.tracing import (
     STEP_INPUTS,
     Traceable,
@@ -71,13 +71,6 @@ class StagedSpeaker(Protocol):
 class StagedSynthesis(TaskOfOnePrecision):
     """Two decoders with caches, one that fills windows, and the decoder of a codec."""
 
-    own_kind = "vector"
-    names_columns = False
-    is_read = False
-    is_of_the_kit = True
-    is_evaluated_served = False
-    takes_fixed_scales = False
-    shows_no_attention = NOT_LOOKED_AT
     words_of_names = "Voices"
     only_in_fp32 = "what int8 does to its speech is not judged"
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.graphs import CachedAttention, CrossAttention, EncoderGraph, Outputs
@@ -60,6 +63,12 @@ def trace_steps(
     return TracedModel(
         graphs=(encoder, decoder), state=in_place(past), cross=tuple(spec.name for spec in encoder.outputs)
     )
+
+
+def answer_of(name: str, compute: Callable[..., Tensor], *given: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    """Computes what a graph is compared with, by the name of its output."""
+    with torch.inference_mode():
+        return {name: compute(*(torch.from_numpy(np.ascontiguousarray(one)) for one in given)).numpy()}
 
 
 class StepGraph(nn.Module):

@@ -296,7 +296,15 @@ class ExportTask(ABC):
 
 
 class TaskOfOnePrecision(ExportTask):
-    """A task exported in fp32 alone and without a metric, so nothing is judged (`only_in_fp32` says why)."""
+    """A task of audio exported in fp32 alone and without a metric, so nothing is judged (`only_in_fp32` says why)."""
+
+    own_kind = "vector"
+    names_columns = False
+    is_read = False
+    is_of_the_kit = True
+    is_evaluated_served = False
+    takes_fixed_scales = False
+    shows_no_attention = NOT_LOOKED_AT
 
     def answers(self, candidate: Candidate, inputs: Inputs) -> Iterator[Rows]:
         """Not asked for: there is one precision."""

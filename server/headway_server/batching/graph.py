@@ -127,8 +127,8 @@ class BatchGraph:
     def warm_up(self, item: Tensors, length: int, expected: Mapping[str, tuple[int, ...]]) -> int | None:
         """Runs one item, so that the first call does not pay for it and a bundle that cannot run is known now.
 
-        A small graph on the CPU uses one core a run afterwards. One that takes long is run once, on all cores: an
-        autoencoder of images takes half a minute of processor time.
+        A small graph on the CPU uses one core a run afterwards. One that takes long is run once, on all cores: a
+        second run of SAM ViT-B's encoder takes 20 s of processor time (docs/segmentation.md).
 
         Args:
             item: Of a usual size.

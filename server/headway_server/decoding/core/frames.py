@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from collections.abc import Sequence as Elements
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
@@ -36,6 +37,14 @@ class FrameWriter(OutputAssembler, Protocol):
 
     def write(self, output: NDArray[np.float32]) -> FinishReason | None:
         """Takes what the step gives, (R, V), valid until the call returns; returns why the sequence ends with it."""
+
+    def push(self, token_id: int) -> bool:
+        """See `OutputAssembler`; there are no tokens."""
+        raise AssertionError(f"numbers are written, and not token {token_id}")
+
+    def whole(self, token_ids: Elements[int]) -> Any:
+        """See `OutputAssembler`; there is no search."""
+        raise AssertionError(f"numbers are written, and not tokens {token_ids}")
 
 
 class FrameSequence(Sequence):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from headway_server.batching import BatchedResults, Batcher, BatchGraph, Tensors
 from headway_server.bundles import Bundle, DelayedCodes, SamplingDefaults, demanded
 from headway_server.bundles.manifest import DELAYED_TENSORS
-from headway_server.decoding.core.frames import START, FrameSequence, FrameStepper
+from headway_server.decoding.core.frames import START, FrameSequence, FrameStepper, FrameWriter
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.runner.state import fixed_size
@@ -54,8 +54,8 @@ _SAMPLE_BYTES: Final = np.dtype(np.int16).itemsize
 _CODEC, _WAVEFORM = DELAYED_TENSORS
 
 
-class DelayedWriter:
-    """Writes the codes of a text, int64 (F, K); a `FrameWriter`."""
+class DelayedWriter(FrameWriter):
+    """Writes the codes of a text, int64 (F, K)."""
 
     def __init__(self, delayed: DelayedCodes, num_frames: int, parameters: SamplingParameters) -> None:
         """Begins with no codes.
@@ -114,10 +114,6 @@ class DelayedWriter:
             nucleus,
         )
 
-    def push(self, token_id: int) -> bool:
-        """See `OutputAssembler`; there are no single tokens."""
-        raise NotImplementedError(f"codes are written together, not {token_id}")
-
     def take(self) -> NDArray[np.int64]:
         """See `OutputAssembler`; streams begin when all codes are there."""
         raise NotImplementedError("codes are not streamed")
@@ -127,10 +123,6 @@ class DelayedWriter:
         books = np.arange(self._delayed.num_books)
         codes: NDArray[np.int64] = self._grid[np.arange(self._num_frames)[:, np.newaxis] + books + 1, books]
         return codes
-
-    def whole(self, token_ids: Elements[int]) -> NDArray[np.int64]:
-        """See `OutputAssembler`; there is no search."""
-        raise NotImplementedError(f"codes are written together, not {token_ids}")
 
     def join(self, parts: Elements[NDArray[np.int64]]) -> NDArray[np.int64]:
         """Joins parts."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from headway_server.batching import Batcher, BatchGraph
 from headway_server.bundles import VOICES_FILE, Bundle, SpectrogramSpeech, demanded
-from headway_server.decoding.core.frames import START, FrameSequence, FrameStepper
+from headway_server.decoding.core.frames import START, FrameSequence, FrameStepper, FrameWriter
 from headway_server.decoding.interfaces import Decoder, Encoder, EncoderInput
 from headway_server.decoding.parameters import SamplingParameters
 from headway_server.decoding.sequence import FinishReason, SequenceResult
@@ -53,8 +53,8 @@ _FLOAT_BYTES: Final = np.dtype(np.float32).itemsize
 _SAMPLE_BYTES: Final = np.dtype(np.int16).itemsize
 
 
-class SpectrogramWriter:
-    """Writes the frames of a text, float32 (F, M); a `FrameWriter`."""
+class SpectrogramWriter(FrameWriter):
+    """Writes the frames of a text, float32 (F, M)."""
 
     num_rows = 1
 
@@ -88,10 +88,6 @@ class SpectrogramWriter:
             probabilities = 1 / (1 + np.exp(-output[0, count * width :]))
         return FinishReason.END_OF_SEQUENCE if probabilities.sum() >= self._speech.end_probability else None
 
-    def push(self, token_id: int) -> bool:
-        """See `OutputAssembler`; there are no tokens."""
-        raise NotImplementedError(f"frames are no token {token_id}")
-
     def take(self) -> NDArray[np.float32]:
         """Returns the frames since the last call."""
         taken, self._num_taken = self._frames[self._num_taken :], len(self._frames)
@@ -100,10 +96,6 @@ class SpectrogramWriter:
     def finish(self) -> NDArray[np.float32]:
         """Returns all frames."""
         return self.join(self._frames)
-
-    def whole(self, token_ids: Elements[int]) -> NDArray[np.float32]:
-        """See `OutputAssembler`; there is no search."""
-        raise NotImplementedError(f"frames are no tokens {token_ids}")
 
     def join(self, parts: Elements[NDArray[np.float32]]) -> NDArray[np.float32]:
         """Joins parts."""
