@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -173,6 +174,7 @@ async def _run(
     host, settings = application.host, application.settings
 
     def announce() -> None:
+        _spare_long_lived_objects()
         port, *others = application.ports
         ready = Ready(
             address=format_address(settings.host, port),
@@ -198,6 +200,15 @@ async def _run(
         application.doors.append(_open_http(application, write_metrics if settings.http_metrics else None))
     monitoring.start(host, application.calls, runtime.cores)
     return await application.run(announce)
+
+
+def _spare_long_lived_objects() -> None:
+    """Has full collections of garbage pass over what a server keeps, which held the event loop for 0.1 s each.
+
+    A model that is unloaded is freed without the collector.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _open_http(application: Application, write_metrics: WriteMetrics | None) -> Door:

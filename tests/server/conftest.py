@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import pytest
@@ -116,7 +117,7 @@ async def serving(serve: Serve, classifier_store: Path) -> AsyncIterator[Serving
 class ServerProcess:
     """A server in a process of its own."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, variables: Mapping[str, str]) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
         self.log = log
         with log.open("wb") as stderr:
@@ -125,7 +126,7 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=environment | {"OMP_NUM_THREADS": "1"},
+                env=environment | {"OMP_NUM_THREADS": "1", **variables},
             )
 
     def wait_ready(self, timeout_s: float = 60) -> str:
@@ -159,8 +160,9 @@ StartProcess = Callable[..., ServerProcess]
 def _processes(folder: Path) -> Iterator[StartProcess]:
     started: list[ServerProcess] = []
 
-    def start(*arguments: object) -> ServerProcess:
-        server = ServerProcess([str(argument) for argument in arguments], folder / f"server-{len(started)}.log")
+    def start(*arguments: object, variables: Mapping[str, str] = MappingProxyType({})) -> ServerProcess:
+        log = folder / f"server-{len(started)}.log"
+        server = ServerProcess([str(argument) for argument in arguments], log, variables)
         started.append(server)
         return server
 

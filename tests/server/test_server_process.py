@@ -45,6 +45,22 @@ def test_it_tells_its_port_answers_and_ends_well_on_a_signal(start_process, clas
     assert "Traceback" not in log
 
 
+COUNT_OBJECTS = """
+import gc, signal
+signal.signal(signal.SIGUSR1, lambda *_: print(len(gc.get_objects()), flush=True))
+"""
+
+
+def test_the_garbage_collector_passes_over_what_a_ready_server_keeps(start_process, classifier_store, tmp_path):
+    """Else a full collection would hold the event loop for 0.1 s."""
+    (tmp_path / "sitecustomize.py").write_text(COUNT_OBJECTS)
+    variables = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    server = start_process("--store", classifier_store, "--port", 0, variables=variables)
+    port_of(server.wait_ready())
+    server.process.send_signal(signal.SIGUSR1)
+    assert int(server.process.stdout.readline()) < 10_000
+
+
 def minds(pid: int, number: signal.Signals) -> bool:
     """True if a process has a handler for a signal, or holds it back until it has."""
     fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())

@@ -217,11 +217,15 @@ async def test_an_alignment_can_be_had_without_a_search():
 async def test_logits_that_are_not_finite_end_their_own_sentence():
     decoder = new_decoder(12)
     decode = decoder.decode
+    [second] = (each.tensors["memory"] for each in ENCODER.encode([EncoderInput.of_tokens(np.array([5, 6, 8]))]))
 
-    def spoil_the_second(*arguments, **options):
-        logits = decode(*arguments, **options)
-        if len(logits) == 12:
-            logits[4] = np.nan
+    def spoil_the_second(token_ids, positions, first_slot=0, **options):
+        logits = decode(token_ids, positions, first_slot, **options)
+        sources = decoder.sources[first_slot]
+        num_beams = len(logits) // len(sources)
+        for number, source in enumerate(sources):
+            if np.array_equal(source.tensors["memory"], second):
+                logits[number * num_beams] = np.nan
         return logits
 
     decoder.decode = spoil_the_second
