@@ -7,7 +7,7 @@ imported with a release that lacks a name, and `tracing` does without them then 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import attrgetter
 from typing import Any, cast
@@ -17,11 +17,8 @@ import onnx_ir as ir
 import torch
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from onnxscript.rewriter._rewrite_rule import RewriteRule
-from torch import Tensor
-from torch._decomp import decomposition_table
 from torch._dynamo import config as dynamo_config
 from torch._export import utils as export_utils
-from torch._subclasses.fake_impls import get_fast_op_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.fx import config as fx_config
@@ -29,6 +26,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
 from headway_export import decomposing
+from headway_export.shaping import shaping
 
 
 @contextmanager
@@ -40,7 +38,7 @@ def shortcuts() -> Iterator[None]:
         _composites_listed_once(),
         _rules_by_operator(),
         _promoting_known_values(),
-        _results_by_shape(),
+        shaping(),
         _without_stack_traces(),
         _uncached(),
     ):
@@ -145,50 +143,6 @@ def _promoting_known_values() -> Iterator[None]:
 def _uncached() -> AbstractContextManager[None]:
     """Has PyTorch keep no results of operators on tensors without numbers: keeping takes longer than computing."""
     return cast("AbstractContextManager[None]", dynamo_config.patch(fake_tensor_cache_enabled=False))
-
-
-@contextmanager
-def _results_by_shape() -> Iterator[None]:
-    """Has the shapes of results taken from the inputs' where PyTorch computes them by the parts of a formula."""
-    with patch.dict(get_fast_op_impls(), _BY_SHAPE):
-        yield
-
-
-_NORM, _GELU = torch.ops.aten.native_layer_norm.default, torch.ops.aten.gelu.default
-_norm_by_formula, _gelu_by_formula = decomposition_table[_NORM], decomposition_table[_GELU]
-
-
-def _norm_by_shape(
-    mode: FakeTensorMode, tensor: Tensor, normalized_shape: Sequence[int], *parameters: Any
-) -> tuple[Tensor, ...]:
-    """Returns tensors of the input's shape, and twice of that with its normalized axes 1."""
-    with mode:
-        if not _is_in_order(tensor):
-            return cast("tuple[Tensor, ...]", _norm_by_formula(tensor, normalized_shape, *parameters))
-        kept = len(normalized_shape)
-        shape = (*tensor.shape[:-kept], *[1] * kept)
-        return tensor.new_empty(tensor.shape), tensor.new_empty(shape), tensor.new_empty(shape)
-
-
-def _gelu_by_shape(mode: FakeTensorMode, tensor: Tensor, **options: Any) -> Tensor:
-    """Returns a tensor of the input's shape."""
-    with mode:
-        if not _is_in_order(tensor):
-            return cast("Tensor", _gelu_by_formula(tensor, **options))
-        return tensor.new_empty(tensor.shape)
-
-
-def _is_in_order(tensor: Tensor) -> bool:
-    """True if the strides are written as those of a contiguous tensor; comparing them would make conditions."""
-    expected: Any = 1
-    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if str(stride) != str(expected):
-            return False
-        expected = expected * size
-    return True
-
-
-_BY_SHAPE = {_NORM: _norm_by_shape, _GELU: _gelu_by_shape}
 
 
 @contextmanager

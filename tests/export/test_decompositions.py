@@ -188,7 +188,7 @@ class PoolingOfNorms(Pooling):
 
 
 OF_THE_CAPTURE = (
-    *("_composites_listed_once", "_promoting_known_values", "_results_by_shape", "_uncached"),
+    *("_composites_listed_once", "_promoting_known_values", "shaping", "_uncached"),
     "_without_stack_traces",
 )
 
@@ -213,7 +213,7 @@ def test_the_graph_is_the_one_without_known_values(monkeypatch, kind, tmp_path):
     np.testing.assert_allclose(_logits(model, tmp_path), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shortcut", ["_promoting_known_values", "_results_by_shape", "_uncached"])
+@pytest.mark.parametrize("shortcut", ["_promoting_known_values", "shaping", "_uncached"])
 def test_values_that_are_known_are_not_computed_again(monkeypatch, shortcut):
     """Each spares a part of the calls of operators on tensors without numbers, or of what is kept of them."""
     count = Counter()
@@ -225,7 +225,7 @@ def test_values_that_are_known_are_not_computed_again(monkeypatch, shortcut):
             return call(self, *arguments, **options)
 
         monkeypatch.setattr(FakeTensorMode, name, counted)
-    module = (PoolingOfNorms if shortcut == "_results_by_shape" else PoolingOfManyOperators)().eval()
+    module = (PoolingOfNorms if shortcut == "shaping" else PoolingOfManyOperators)().eval()
     spared = True
     _trace(module, monkeypatch)
     spared = False
