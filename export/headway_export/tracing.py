@@ -1,7 +1,7 @@
 """Turns a module into the graphs of a bundle, with the tensors that a manifest declares for them.
 
-The inputs of a graph follow from its task. Its outputs are declared by the graph itself: it is run at two sets of
-sizes, and an axis that changes is named after the axis of the inputs that it changes with.
+The inputs of a graph follow from its task. Its outputs are declared by the graph itself, at two sets of sizes: an axis
+that changes is named after the axis of the inputs that it changes with.
 
 B rows, T tokens of a step, H heads, G key/value heads, K head width.
 """
@@ -428,6 +428,15 @@ def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[Tensor
     """
     with following_the_protocol(module):
         traced, other = (_shapes_of(graph, inputs, sizes) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
+    return _declare(module, inputs, traced, other)
+
+
+_Shapes: TypeAlias = dict[str, tuple[str, tuple[int, ...]]]
+"""Types and shapes of outputs, by name."""
+
+
+def _declare(module: nn.Module, inputs: Sequence[TensorSpec], traced: _Shapes, other: _Shapes) -> list[TensorSpec]:
+    """Declares outputs whose shapes are known for the sizes of a trace and for others; the error is said above."""
     names = {axis for spec in inputs for axis in spec.shape if isinstance(axis, str)}
     by_sizes = {(_TRACED_SIZES[name], _OTHER_SIZES[name]): name for name in names}
     specs = []
@@ -445,9 +454,7 @@ def declare_outputs(module: nn.Module, graph: nn.Module, inputs: Sequence[Tensor
     return specs
 
 
-def _shapes_of(
-    graph: nn.Module, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _shapes_of(graph: nn.Module, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> _Shapes:
     """Runs a graph and returns types and shapes of its outputs, by name; the outputs themselves may be large.
 
     It is run on tensors without values: with them, two runs of the denoiser of Stable Diffusion 1.5 take 90 s. Where a
@@ -480,12 +487,16 @@ def _kept(module: nn.Module) -> Iterator[None]:
 class _Positional(nn.Module):
     """A graph for the tracer, which wants outputs in order and not by name."""
 
-    def __init__(self, graph: nn.Module) -> None:
+    def __init__(self, graph: nn.Module, names: list[str]) -> None:
         super().__init__()
         self.traced = graph  # not `graph`, which torch's own modules have
+        self._names = names
+        """Of the outputs, written as the graph runs."""
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.traced(*inputs).values())
+        outputs = self.traced(*inputs)
+        self._names[:] = outputs
+        return tuple(outputs.values())
 
 
 def trace_graph(
@@ -505,7 +516,7 @@ def trace_graph(
         module: What it is made from.
         graph: What is traced.
         inputs: What it reads.
-        outputs: What it gives; None: found by runs.
+        outputs: What it gives; None: found by the trace, or by runs where that leaves an axis open.
         example: Inputs to trace it at; None: ones and zeros.
         longest: Most tokens of a text; a model of long ones attends in chunks, and the memory of a run is counted.
 
@@ -514,7 +525,7 @@ def trace_graph(
         TraceError: PyTorch cannot trace it.
     """
     graph = graph.eval()
-    outputs = declare_outputs(module, graph, inputs) if outputs is None else outputs
+    names: list[str] = []
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
     try:
@@ -528,20 +539,24 @@ def trace_graph(
         ):
             warnings.simplefilter("ignore")  # the tracer warns of its own internals
             program = torch.onnx.export(
-                _Positional(graph),
+                _Positional(graph, names),
                 example_of(inputs, _TRACED_SIZES) if example is None else example,
                 dynamo=True,
                 dynamic_shapes=(shapes,),
                 input_names=[spec.name for spec in inputs],
-                output_names=[spec.name for spec in outputs],
+                output_names=names,
                 opset_version=OPSET,
                 verbose=False,
             )
     except Exception as error:
+        if outputs is None:
+            declare_outputs(module, graph, inputs)  # which says what is wrong with a module that does not run
         reason = reason_of(error.__cause__ or error)  # its own words are advice about its steps
         raise TraceError(f"{role}: PyTorch cannot trace {type(module).__name__}: {reason}") from error
     assert program is not None, "the tracer returns a program when it is given no file"
     model: ir.Model = program.model
+    if outputs is None:
+        outputs = _read_outputs(model, module, inputs) or declare_outputs(module, graph, inputs)
     _share_weights(model, module)
     rewrite(model, ChooseAttention(), FuseAttention())
     if role in CACHED:
@@ -553,6 +568,35 @@ def trace_graph(
         taken = run_bytes(model, {batch: 1, length: longest, ChunkAttention.CHUNK: chunk_length(longest)})
     rewrite(model, Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model, run_bytes=taken)
+
+
+def _read_outputs(model: ir.Model, module: nn.Module, inputs: Sequence[TensorSpec]) -> list[TensorSpec] | None:
+    """Declares what a graph gives as the tracer has found it; None if an axis does not follow from those of the inputs.
+
+    Raises:
+        SourceError: An axis is neither fixed nor one of the inputs'.
+    """
+    traced, other = (_found_shapes(model, inputs, sizes) for sizes in (_TRACED_SIZES, _OTHER_SIZES))
+    return None if traced is None or other is None else _declare(module, inputs, traced, other)
+
+
+def _found_shapes(model: ir.Model, inputs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> _Shapes | None:
+    """Returns types and shapes of a graph's outputs for inputs of some sizes, by name; None if the tracer lacks one."""
+    known = {
+        axis.value: sizes[name]
+        for value, spec in zip(model.graph.inputs, inputs, strict=True)
+        for axis, name in zip(value.shape or (), spec.shape, strict=True)
+        if isinstance(name, str) and isinstance(axis, ir.SymbolicDim) and axis.value is not None
+    }
+    found: _Shapes = {}
+    for value in model.graph.outputs:
+        if value.dtype is None or value.shape is None:
+            return None
+        axes = [axis if isinstance(axis, int) else axis.evaluate(known) for axis in value.shape]
+        if not all(isinstance(axis, int) for axis in axes):
+            return None
+        found[str(value.name)] = value.dtype.numpy().name, cast("tuple[int, ...]", tuple(axes))
+    return found
 
 
 @contextmanager
