@@ -13,8 +13,11 @@ from operator import attrgetter
 from typing import Any, cast
 from unittest.mock import patch
 
+import onnx
 import onnx_ir as ir
 import torch
+from onnx_ir.schemas import OpSignature
+from onnxscript.optimizer._constant_folding import FoldConstantsPass
 from onnxscript.rewriter._matcher import SimplePatternMatcher
 from onnxscript.rewriter._rewrite_rule import RewriteRule
 from torch._dynamo import config as dynamo_config
@@ -37,6 +40,8 @@ def shortcuts() -> Iterator[None]:
         _known_operators(),
         _composites_listed_once(),
         _rules_by_operator(),
+        _signatures_read_once(),
+        _shapes_inferred_once(),
         _promoting_known_values(),
         shaping(),
         _without_stack_traces(),
@@ -118,6 +123,52 @@ def _rules_by_operator() -> Iterator[None]:
 
     with patch.object(RewriteRule, "try_rewrite", rewrite_operator):
         yield
+
+
+_read_signature = OpSignature.from_op_schema
+
+
+@functools.cache
+def _signature(name: str, version: int) -> OpSignature:
+    return _read_signature(onnx.defs.get_schema(name, version))
+
+
+@contextmanager
+def _signatures_read_once() -> Iterator[None]:
+    """Has ONNX Script read the signature of an operator once in a process, and not for each node."""
+
+    def read(schema: onnx.defs.OpSchema) -> OpSignature:
+        return _read_signature(schema) if schema.domain else _signature(schema.name, schema.since_version)
+
+    with patch.object(OpSignature, "from_op_schema", staticmethod(read)):
+        yield
+
+
+@contextmanager
+def _shapes_inferred_once() -> Iterator[None]:
+    """Has ONNX Script infer the shapes of a node's outputs only where that may tell more than is known.
+
+    It infers them for each node twice, and hands over values of constants each time. Nothing is learnt where all are
+    numbers, nor if the inputs are known as well as they were the first time.
+    """
+    seen: dict[ir.Node, list[object]] = {}
+
+    def infer_unknown(self: FoldConstantsPass, node: ir.Node) -> None:
+        if all(
+            value.type is not None and value.shape is not None and value.shape.is_static() for value in node.outputs
+        ):
+            return
+        inputs = [value for value in node.inputs if value is not None]
+        known: list[object] = [(value.type, value.shape and value.shape.copy(), value.const_value) for value in inputs]
+        if seen.get(node) != known:
+            seen[node] = known
+            _infer(self, node)
+
+    with patch.object(FoldConstantsPass, "_do_inference", infer_unknown):
+        yield
+
+
+_infer: Callable[[FoldConstantsPass, ir.Node], None] = attrgetter("_do_inference")(FoldConstantsPass)
 
 
 @contextmanager

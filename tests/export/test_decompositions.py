@@ -188,8 +188,8 @@ class PoolingOfNorms(Pooling):
 
 
 OF_THE_CAPTURE = (
-    *("_composites_listed_once", "_promoting_known_values", "shaping", "_uncached"),
-    "_without_stack_traces",
+    *("_composites_listed_once", "_signatures_read_once", "_shapes_inferred_once", "_promoting_known_values"),
+    *("shaping", "_uncached", "_without_stack_traces"),
 )
 
 
