@@ -600,14 +600,21 @@ def with_kernel(module: nn.Module, kernel: Kernel) -> nn.Module:
     return other
 
 
+def replaces_kernel(graph: nn.Module) -> bool:
+    """True if a kernel of a module's own is replaced, which a run of the graph holds against attention."""
+    kernels = (vars(part).get("kernel") for part in graph.modules())
+    return any(isinstance(kernel, _Replacing) and kernel.is_unknown for kernel in kernels)
+
+
 class _Replacing:
     """A kernel in the place of a module's own, which is held against `scaled_dot_product_attention` where it is called.
 
-    Not in a trace: a graph is run before it is traced.
+    Not in a trace: a graph of one is run before it is traced (`replaces_kernel`).
     """
 
     def __init__(self, owner: str, own: Kernel, kernel: Kernel) -> None:
         self._owner, self._own, self._kernel = owner, own, kernel
+        self.is_unknown = own is not scaled_dot_product_attention
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, **given: Any) -> Tensor:
         """The arguments and result are those of `scaled_dot_product_attention`.
@@ -615,7 +622,7 @@ class _Replacing:
         Raises:
             SourceError: The module's own kernel computes something else.
         """
-        if self._own is not scaled_dot_product_attention and not torch.compiler.is_exporting():
+        if self.is_unknown and not torch.compiler.is_exporting():
             generator = torch.Generator().manual_seed(0)
             q, k, v = (torch.randn(one.shape, generator=generator).to(one.dtype) for one in (query, key, value))
             found = self._own(q, k, v, mask, **given).float()

@@ -1,7 +1,8 @@
 """What PyTorch's tracer is spared: decompositions, tables, comparisons and computations that change nothing.
 
-All private names of PyTorch and ONNX Script stand in this module and `decomposing`. Nothing needs them: they cannot be
-imported with a release that lacks a name, and `tracing` does without them then (docs/decisions/decompositions.md).
+All private names of PyTorch and ONNX Script stand in this module, `decomposing` and `shaping`. Nothing needs them: they
+cannot be imported with a release that lacks a name, and `tracing` does without them then
+(docs/decisions/decompositions.md).
 """
 
 from __future__ import annotations

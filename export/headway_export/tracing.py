@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
-from headway_export.graphs import OperatorKernel, float_dtype, shows_attention, with_kernel
+from headway_export.graphs import OperatorKernel, float_dtype, replaces_kernel, shows_attention, with_kernel
 from headway_export.rewriting import (
     ChooseAttention,
     ChunkAttention,
@@ -525,6 +525,8 @@ def trace_graph(
         TraceError: PyTorch cannot trace it.
     """
     graph = graph.eval()
+    if outputs is None and replaces_kernel(graph):
+        outputs = declare_outputs(module, graph, inputs)
     names: list[str] = []
     dynamic = torch.export.Dim.DYNAMIC
     shapes = tuple({axis: dynamic for axis, size in enumerate(spec.shape) if isinstance(size, str)} for spec in inputs)
