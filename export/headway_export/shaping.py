@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias, cast
 from unittest.mock import patch
@@ -49,6 +50,8 @@ def shaping() -> Iterator[None]:
 
 _call_by_running, _proxies_of = attrgetter("proxy_call", "_fetch_proxies_and_all_constant_flag")(proxy_tensor)
 _needed = attrgetter("_extract_tensor_metadata", "track_tensor_tree")(proxy_tensor)
+if [*signature(_call_by_running).parameters] != ["proxy_mode", "func", "pre_dispatch", "args", "kwargs"]:
+    raise ImportError("proxy_call takes other arguments")
 
 
 def _describe_nothing(_: Tensor) -> None:
