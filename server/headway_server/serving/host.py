@@ -189,7 +189,7 @@ class BundleLoader:
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
         settings = self.settings.for_model(manifest.name)
-        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_set_lanes(settings.lanes)
         own = self.settings.models.get(manifest.name)
         niceness = 0 if own is None else -own.priority
         return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
