@@ -335,9 +335,9 @@ def _check_whole(
     order = nearest_rows(np.concatenate([logits, boxes], axis=1), np.concatenate(ours, axis=1))
     for what, other, own in (("logits", ours[0], logits), ("boxes", ours[1], boxes)):
         errors = relative_errors(other[order], own, of_softmax=False, least_size=1.0)
-        if not (error := float(np.quantile(errors, 1 - _MOST_EXCHANGED))) <= OUTPUT_BOUND:
+        if not (difference := float(np.quantile(errors, 1 - _MOST_EXCHANGED))) <= OUTPUT_BOUND:
             raise SourceError(
                 f"{folder.path}: the graphs' arithmetic gives other {what} than {type(model).__name__} does "
-                f"({_MOST_EXCHANGED:.0%} of the boxes differ by {error:.1e} or more, limit {OUTPUT_BOUND:.0e}); not "
+                f"({_MOST_EXCHANGED:.0%} of the boxes differ by {difference:.1e} or more, limit {OUTPUT_BOUND:.0e}); not "
                 "supported"
             )

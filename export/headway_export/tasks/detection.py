@@ -364,7 +364,8 @@ def add_objects(
             )
             for name, exact in expected.items()
         ]
-        return np.max(of_outputs, axis=0, initial=0.0)
+        largest: NDArray[np.float64] = np.max(of_outputs, axis=0, initial=0.0)
+        return largest
 
     def without_exchanged() -> dict[str, NDArray[Any]]:
         """Returns what PyTorch answers, with what is expected in the place of exchanged boxes."""
