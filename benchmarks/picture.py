@@ -1,11 +1,13 @@
-"""The picture of a report: bars, drawn as SVG."""
+"""The picture of a report: bars or curves, drawn as SVG."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
 _COLOURS = {"served": "#1f6feb", "bare": "#8c959f", "peer": "#d0a215"}
 _PANEL_WIDTH, _BAR_WIDTH, _MARGIN, _LABEL_WIDTH = 300, 248, 16, 190
+_PANEL_HEIGHT = 160
 _BAR_HEIGHT, _BAR_STEP, _TITLE_HEIGHT, _HEADER_HEIGHT = 12, 17, 30, 44
 
 
@@ -54,3 +56,34 @@ def draw(report: Mapping[str, Any], *, title: str, not_drawn: tuple[str, ...] = 
 def _text(x: float, y: float, text: str, *, size: int = 11, colour: str = "#1f2328", anchor: str = "start") -> str:
     style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
+
+
+def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], report: Mapping[str, Any], *, title: str) -> str:
+    """Draws a panel for each curve: points of (count, value), counts on a logarithmic scale."""
+    curves = {name: points for name, points in curves.items() if points}
+    width, height = _MARGIN + (_PANEL_WIDTH + _MARGIN) * len(curves), _HEADER_HEIGHT + _PANEL_HEIGHT + 3 * _MARGIN
+    about = f"{report['hardware']['processor']}; medians of {report['rounds']} rounds; {report['started_at'][:10]}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _text(_MARGIN, 20, title, size=14),
+        _text(_MARGIN, 36, about, colour="#57606a"),
+    ]
+    bottom = _HEADER_HEIGHT + _TITLE_HEIGHT + _PANEL_HEIGHT - _TITLE_HEIGHT
+    for number, (name, points) in enumerate(curves.items()):
+        left = _MARGIN + (_PANEL_WIDTH + _MARGIN) * number
+        steps = max(1.0, math.log(points[-1][0] / points[0][0]))
+        most = max(value for _, value in points) or 1.0
+        places = [
+            (left + 20 + (_PANEL_WIDTH - 60) * math.log(count / points[0][0]) / steps, bottom - 110 * value / most)
+            for count, value in points
+        ]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        parts.append(_text(left, _HEADER_HEIGHT + 12, name, colour="#57606a"))
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{_COLOURS["served"]}" stroke-width="2"/>')
+        for (x, y), (count, value) in zip(places, points, strict=True):
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{_COLOURS["served"]}"/>')
+            parts.append(_text(x, y - 7, f"{value:,.0f}", anchor="middle"))
+            parts.append(_text(x, bottom + 16, f"{count:g}", colour="#57606a", anchor="middle"))
+    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 _MOST_COMPARED = 1 << 20
 """Numbers that are compared at a time, in float64."""
@@ -60,6 +61,16 @@ def relative_errors(
         errors = other.max(axis=-1)
     finite: NDArray[np.float64] = np.where(np.isfinite(errors), errors, np.inf)
     return finite
+
+
+def nearest_rows(expected: NDArray[np.floating[Any]], found: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Returns the number of the found row that stands for each expected one, (Q, D), (Q, D) -> (Q,): none twice.
+
+    A model that chooses its boxes by their scores may exchange two of the same score.
+    """
+    distances = np.abs(expected[:, np.newaxis].astype(np.float64) - found).max(axis=-1)  # (Q, Q)
+    order: NDArray[np.int64] = linear_sum_assignment(distances)[1]
+    return order
 
 
 def _spread(logits: NDArray[np.float64], close: NDArray[np.bool_]) -> NDArray[np.float64]:

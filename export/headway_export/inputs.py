@@ -41,6 +41,8 @@ NUM_ITEMS: Final = (128, 2048)
 """Of a model without state."""
 NUM_VECTORS: Final = (64, 128)
 """Of a model of embeddings, whose cosines differ little."""
+NUM_LONG: Final = (64, 128)
+"""Of a model that answers once for an input of many frames: fewer could not tell that 95 of 100 answers agree."""
 NUM_MASKED: Final = (32, 64)
 """Images of a segmentation model, each of which is thousands of predictions."""
 LENGTHS: Final = (4, 64)

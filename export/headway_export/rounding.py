@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+AnswerT = TypeVar("AnswerT")
 
 FACTOR = 4.0
 """Most that a difference is, in multiples of what rounding was seen to do, to be explained by it."""
@@ -33,7 +35,7 @@ _PRODUCTS = frozenset(
 """In inference mode composite operators arrive as they are, and otherwise in parts."""
 
 
-def rounded_answers(answer: Callable[[], NDArray[Any]]) -> Iterator[NDArray[Any]]:
+def rounded_answers(answer: Callable[[], AnswerT]) -> Iterator[AnswerT]:
     """Yields `NUM_DRAWS` answers, computed by `answer` with other rounding errors each."""
     for seed in range(NUM_DRAWS):
         token = _is_open.set(True)

@@ -33,3 +33,13 @@ def test_images_are_measured_by_the_same_network_on_every_side() -> None:
     last = json.loads(ended.stdout.splitlines()[-1])
     assert sorted(row["callers"] for row in last["rows"]) == [1] * 4 + [2] * 4
     assert all(row["images_per_s"] > 0 for row in last["rows"])
+
+
+def test_a_server_is_measured_as_callers_models_slots_and_workers_grow(tmp_path) -> None:
+    picture = tmp_path / "growth.svg"
+    ended = run_benchmark("--quick", "--picture", str(picture), module="benchmarks.growth")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    rows = json.loads(ended.stdout.splitlines()[-1])["rows"]
+    assert {row["curve"] for row in rows} == {"callers", "workers", "models", "slots"}
+    assert all(row["ready_s"] > 0 if "ready_s" in row else row["calls_per_s"] > 0 for row in rows)
+    assert picture.read_text().startswith("<svg")

@@ -23,6 +23,8 @@ from headway_export.agreement import (
 from headway_export.errors import ParityError
 from headway_export.exporter import ExportOptions, export
 from headway_export.source import EvaluationData, ExportSource, from_checkpoint, from_factory
+from headway_export.tasks.stateless import Stateless
+from headway_export.tasks.table import task_of, tasks_where
 from headway_server.bundles import ImagePreprocessing, Languages, Precision, SpecialTokens, Task
 
 BOTH = (Precision.FP32, Precision.INT8)
@@ -103,6 +105,20 @@ def test_too_few_inputs_prove_nothing(tiny_checkpoints, tmp_path):
         ParityError, match=r"top_agreement with fp32 on 5 inputs \(own.txt\) is 1.0000, and may be 0.64"
     ):
         judged(source, tmp_path)
+
+
+ANSWERING_ONCE = [
+    task
+    for task in tasks_where(lambda task: isinstance(task, Stateless) and task.own_kind is None)
+    if task is not Task.CTC_TRANSCRIPTION  # which answers frame by frame
+]
+
+
+@pytest.mark.parametrize("task", ANSWERING_ONCE)
+def test_as_many_inputs_are_drawn_as_can_tell_that_a_variant_agrees(task):
+    """Else no variant could be exported without data of one's own, however near it is."""
+    least, _ = task_of(task).num_items
+    assert interval_of_share(least, least)[0] >= LIMITS["top_agreement"]
 
 
 def test_a_variant_that_answers_otherwise_is_refused_and_nothing_is_written(tiny_checkpoints, tmp_path, monkeypatch):

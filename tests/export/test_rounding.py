@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from headway_export.errors import ParityError
 from headway_export.parity import LOGIT_BOUND, Comparison
 from headway_export.rounding import LARGEST, rounded_answers
+from headway_export.tasks.detection import add_objects
+from headway_server.tasks.detection.objects import BOXES
+from headway_server.tasks.outputs import LOGITS
 
 WIDTH = 64
 INPUT = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -89,3 +93,52 @@ def test_draws_are_the_same_each_time_and_leave_the_model_as_it_was():
     np.testing.assert_array_equal(first, second)
     assert len(np.unique(first, axis=0)) == len(first)
     np.testing.assert_array_equal(model.answer(), before)
+
+
+class Choosing:
+    """Boxes chosen by their scores; the best that is left out has the score of the worst chosen one, less a gap."""
+
+    def __init__(self, gap: float) -> None:
+        generator = torch.Generator().manual_seed(2)
+        self.vectors = torch.randn(200, WIDTH, generator=generator)
+        order = self.scores().argsort(descending=True)
+        self.rows = order[39].item(), order[40].item()
+        self.vectors[self.rows[1]] = self.vectors[self.rows[0]] * (1 - gap)
+        self.outputs = torch.randn(200, 3, generator=generator), torch.rand(200, 4, generator=generator)
+
+    def scores(self):
+        with torch.inference_mode():
+            return functional.linear(INPUT[:1], self.vectors)[0]
+
+    def answer(self, chosen=None):
+        chosen = self.scores().topk(40)[1] if chosen is None else chosen
+        return {name: each[chosen].numpy() for name, each in zip((LOGITS, BOXES), self.outputs, strict=True)}
+
+    def answer_with_the_other(self):
+        """With the one of the two that is not chosen, in another order."""
+        chosen = self.scores().topk(40)[1].flip(0)
+        first, second = self.rows
+        other = second if first in chosen else first
+        return self.answer(torch.where((chosen == first) | (chosen == second), other, chosen))
+
+
+@pytest.mark.parametrize(("gap", "is_explained"), [(0.0, True), (1e-3, False)])
+def test_boxes_may_be_others_where_rounding_exchanges_their_scores(gap, is_explained):
+    model, comparison = Choosing(gap), Comparison(bound=LOGIT_BOUND, of_softmax=None)
+    found = model.answer_with_the_other()
+    if is_explained:
+        add_objects(comparison, found, "a test", model.answer)
+        assert comparison.num_rounded == 1
+    else:
+        with pytest.raises(ParityError, match="rounding does not explain"):
+            add_objects(comparison, found, "a test", model.answer)
+
+
+def test_boxes_in_another_order_are_the_same_and_changed_ones_are_not():
+    model, comparison = Choosing(0.0), Comparison(bound=LOGIT_BOUND, of_softmax=None)
+    found = {name: values[::-1].copy() for name, values in model.answer().items()}
+    add_objects(comparison, found, "a test", model.answer)
+    assert (comparison.num_rounded, comparison.max_error) == (0, 0.0)
+    found[BOXES][:10] += 0.3
+    with pytest.raises(ParityError, match="rounding does not explain"):
+        add_objects(comparison, found, "a test", model.answer)

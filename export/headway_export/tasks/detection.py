@@ -5,7 +5,7 @@ Q boxes of an image, C labels, D width of a label's embedding, P true objects of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -13,16 +13,17 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from headway_export.agreement import Rows
 from headway_export.candidate import NUM_ROWS, Candidate, pixel_values_of, run_batch
+from headway_export.differences import nearest_rows, relative_errors
 from headway_export.graphs import StatelessGraph
 from headway_export.inputs import NUM_MASKED, Draw, Inputs
 from headway_export.parity import BATCH_SIZES, SEED, Comparison, batches, sample_tokens
 from headway_export.quality import Quality, figure_of
 from headway_export.reference import Reference
+from headway_export.rounding import FACTOR, LARGEST, rounded_answers
 from headway_export.source import EvaluationData, ExportSource, TrueObjects
 from headway_export.tasks.images import ImageTask
 from headway_export.tasks.task import NOT_LOOKED_AT, Metric
@@ -54,6 +55,8 @@ _OWN_THRESHOLD: Final = 0.35
 _NUM_HARDEST: Final = 5
 _TRACED_MAP: Final = 48
 """Rows and columns of the finest map of features that a graph is traced at; each further map has half as many."""
+_MOST_EXCHANGED: Final = 0.05
+"""Share of the boxes of an image that rounding may exchange for others."""
 _SHARES: Final = (0.5, 0.3)
 """Sides of compared images after the first where a model reads many sizes, as shares of the largest."""
 
@@ -142,8 +145,7 @@ class ObjectDetection(ImageTask):
             for item, found in zip(items, run_batch(graph, items), strict=True):
                 answer = partial(reference.outputs, item["pixel_values"])
                 where = f"batch {batch_size} of {width} x {height}"
-                ordered = _in_order_of(answer(), found) if LOGITS in found else found
-                comparison.add_outputs(ordered, where, answer)
+                add_objects(comparison, found, where, answer)
             comparison.num_shapes += 1
         if _is_joined(reference.module):
             _compare_joined(candidate, reference, comparison)
@@ -272,7 +274,7 @@ def _compare_joined(candidate: Candidate, reference: Reference, comparison: Comp
         ]
         for item, found in zip(items, run_batch(graph, items), strict=True):
             answer = partial(reference.row_outputs, "decoder", decoder, item)
-            comparison.add_outputs(found, f"batch {batch_size} of {width} x {height} and labels", answer)
+            add_objects(comparison, found, f"batch {batch_size} of {width} x {height} and labels", answer)
         comparison.num_shapes += 1
 
 
@@ -338,16 +340,60 @@ def _sizes(image: ImagePreprocessing) -> list[tuple[int, int]]:
     return [(shorter, longer), *((scaled(longer, share), scaled(shorter, share)) for share in _SHARES)]
 
 
-def _in_order_of(
-    expected: Mapping[str, NDArray[Any]], found: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[np.float32]]:
-    """Returns found boxes in the order of the expected ones that they are nearest to.
+# Boxes that a model chooses by their scores
 
-    A model that chooses its boxes by their scores may exchange two of the same score.
+
+def add_objects(
+    comparison: Comparison, found: Tensors, where: str, answer: Callable[[], Mapping[str, NDArray[Any]]]
+) -> None:
+    """Compares the boxes of an image, whatever their order.
+
+    A model chooses boxes by scores that rounding may exchange: another box is then in the place of one of them. As many
+    may be exchanged as rounding exchanges of PyTorch's own, times its factor.
     """
-    if any(not np.isfinite(values).all() for values in found.values()):
+    expected = answer()
+    if not any(name in found for name in (LOGITS, TOKEN_LOGITS)) or not _are_finite(found):
+        comparison.add_outputs(found, where, answer)
+        return
+
+    def errors(other: Tensors) -> NDArray[np.float64]:
+        """Returns the largest relative error of each box, (Q,)."""
+        of_outputs = [
+            relative_errors(
+                other[name], exact, of_softmax=name == comparison.of_softmax, least_size=comparison.least_size
+            )
+            for name, exact in expected.items()
+        ]
+        largest: NDArray[np.float64] = np.max(of_outputs, axis=0, initial=0.0)
+        return largest
+
+    def without_exchanged() -> dict[str, NDArray[Any]]:
+        """Returns what PyTorch answers, with what is expected in the place of exchanged boxes."""
+        other = _in_order_of(expected, answer())
+        is_kept = (errors(other) <= LARGEST)[:, np.newaxis]
+        return {name: np.where(is_kept, other[name], exact) for name, exact in expected.items()}
+
+    def num_exchanged() -> Iterator[int]:
+        for other in rounded_answers(answer):
+            yield int((errors(_in_order_of(expected, other)) > LARGEST).sum())
+
+    ordered = _in_order_of(expected, found)
+    is_exchanged = errors(ordered) > LARGEST
+    count = int(is_exchanged.sum())
+    most = max(1, int(_MOST_EXCHANGED * len(is_exchanged)))
+    if comparison.bound is not None and 0 < count <= most and any(count <= FACTOR * one for one in num_exchanged()):
+        ordered = {name: np.where(is_exchanged[:, np.newaxis], expected[name], ordered[name]) for name in expected}
+        comparison.num_rounded += 1
+    comparison.add_outputs(ordered, where, without_exchanged)
+
+
+def _are_finite(found: Tensors) -> bool:
+    return all(np.isfinite(values).all() for values in found.values())
+
+
+def _in_order_of(expected: Tensors, found: Tensors) -> dict[str, NDArray[Any]]:
+    """Returns found boxes in the order of the expected ones that they are nearest to."""
+    if not _are_finite(found):
         return dict(found)
-    rows = [np.concatenate([one[LOGITS], one[BOXES]], axis=-1, dtype=np.float64) for one in (expected, found)]
-    distances = np.abs(rows[0][:, np.newaxis] - rows[1]).max(axis=-1)  # (Q, Q)
-    order = linear_sum_assignment(distances)[1]
-    return {name: values[order] for name, values in found.items()}
+    order = nearest_rows(*(np.concatenate([one[name] for name in expected], axis=-1) for one in (expected, found)))
+    return {name: found[name][order] for name in expected}

@@ -17,7 +17,7 @@ from torch import nn
 from headway_export import synthetic
 from headway_export.candidate import Candidate, run_batch
 from headway_export.graphs import StatelessGraph
-from headway_export.inputs import Draw, apart, evenly
+from headway_export.inputs import NUM_LONG, Draw, apart, evenly
 from headway_export.parity import BATCH_SIZES, SEED, Comparison
 from headway_export.reference import Reference
 from headway_export.run_memory import eager_run_bytes
@@ -124,6 +124,7 @@ class CtcTranscription(SoundTask):
 class AudioClassification(SoundTask):
     """Labels of sounds."""
 
+    num_items = NUM_LONG
     names_columns = True
 
     def more_limits(self, manifest: Manifest) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from headway_export.candidate import Candidate, pixel_values_of, run_batch
-from headway_export.inputs import Draw, image_positions
+from headway_export.inputs import NUM_LONG, Draw, image_positions
 from headway_export.parity import Comparison, sample_images
 from headway_export.reference import Reference
 from headway_export.source import ExportSource
@@ -28,7 +28,7 @@ _BATCH_SIZES: Final = (1, 3)
 class VideoClassification(ImageTask):
     """Labels of videos."""
 
-    num_items = (16, 128)
+    num_items = NUM_LONG
     is_read = False
     takes_fixed_scales = False
     shows_no_attention = NOT_LOOKED_AT

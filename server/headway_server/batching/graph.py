@@ -31,7 +31,9 @@ hardly longer than on one item."""
 _RUN_OVERHEAD_S: Final = 2e-3
 """Fixed cost of a run: starting operators, switching threads, waiting for the GIL."""
 _SMALL_RUN_S: Final = 2e-3
-"""Run time on one core below which a graph is small: more cores hardly help, so its runs use one core each."""
+"""Processor time of a run on one core below which a graph is small: more cores hardly help, so its runs use one each.
+
+Times are of the thread that runs: other processes would make a graph seem large for as long as it is loaded."""
 _TINY_RUN_S: Final = 1e-3
 """Below this run time the call's own overhead exceeds the run, so one core is left free for handling calls
 (docs/lanes.md)."""
@@ -144,12 +146,12 @@ class BatchGraph:
         """
         session, file = self._session, self._session.graph.file
         try:
-            inputs, began = self.collate([item]), time.perf_counter()
+            inputs, began = self.collate([item]), time.thread_time()
             [found] = self.split(session.run(inputs), [item])
-            first_s = time.perf_counter() - began
+            first_s = time.thread_time() - began
             if session.device == "cpu" and first_s > _LONG_RUN_S:
-                _log_run(session, first_s)
                 max_padding: int | None = most_padding(first_s, length)
+                _log_run(session, first_s, max_padding)
             else:
                 max_padding = measure_padding(session, inputs, length)
         except Exception as error:  # errors of onnxruntime, and of graphs with other tensors
@@ -202,31 +204,37 @@ def measure_padding(session: Session, inputs: Tensors, length: int) -> int | Non
     Returns:
         As `BatchGraph.warm_up`.
     """
-    run_s = measure_run(session, inputs)
+    run_s = measure_run(session, inputs, length)
     return None if run_s is None else most_padding(run_s, length)
 
 
-def measure_run(session: Session, inputs: Tensors) -> float | None:
+def measure_run(session: Session, inputs: Tensors, length: int | None = None) -> float | None:
     """Runs a graph a few times; a small one on the CPU uses one core a run afterwards.
+
+    The smallest leave one core free, unless their number of lanes is set.
 
     Args:
         session: The graph.
         inputs: Inputs of one item, with the batch axis.
+        length: Its cost in a batch's budget, for the log; None: it is not padded.
 
     Returns:
-        Seconds of a run on one core; None on CUDA.
+        Processor time of a run on one core, in seconds; None on CUDA.
     """
     run_s = _time_on_one_core(session, inputs)
     if run_s is None:
         return None
     if session.num_lanes > 1 and run_s < _SMALL_RUN_S:
-        session.use_one_core(session.num_lanes - (run_s < _TINY_RUN_S))
-    _log_run(session, run_s)
+        leaves_one = run_s < _TINY_RUN_S and not session.lanes_are_set
+        session.use_one_core(session.num_lanes - leaves_one)
+    _log_run(session, run_s, None if length is None else most_padding(run_s, length))
     return run_s
 
 
-def _log_run(session: Session, run_s: float) -> None:
-    _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes)
+def _log_run(session: Session, run_s: float, max_padding: int | None) -> None:
+    """Logs what a graph was measured to be, and the settings that follow."""
+    padding = {} if max_padding is None else {"max_padding": max_padding}
+    _log.info("lanes", file=session.graph.file, run_ms=round(1e3 * run_s, 2), lanes=session.num_lanes, **padding)
 
 
 def most_padding(run_s: float, length: int) -> int:
@@ -235,16 +243,16 @@ def most_padding(run_s: float, length: int) -> int:
 
 
 def _time_on_one_core(session: Session, inputs: Tensors) -> float | None:
-    """Returns the least time of a run in seconds; None on CUDA."""
+    """Returns the least processor time of a run in seconds; None on CUDA."""
     if session.device == "cuda":
         return None
-    began = time.perf_counter()
+    began = time.thread_time()
     session.run(inputs, on_one_core=True)
-    if (first_s := time.perf_counter() - began) > _LONG_RUN_S:
+    if (first_s := time.thread_time() - began) > _LONG_RUN_S:
         return first_s
     times_s = []
     for _ in range(_NUM_TIMED_RUNS):
-        began = time.perf_counter()
+        began = time.thread_time()
         session.run(inputs, on_one_core=True)
-        times_s.append(time.perf_counter() - began)
+        times_s.append(time.thread_time() - began)
     return min(times_s)

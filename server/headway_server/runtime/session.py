@@ -99,6 +99,7 @@ class Runtime:
         device: Where sessions run.
         num_threads: Cores used by all runs together.
         num_lanes: Maximum concurrent runs of a model. With more than one, weights are loaded twice.
+        lanes_are_set: True if no measurement of a model changes their number.
         cores: Counts the lanes that are busy on them.
     """
 
@@ -136,6 +137,7 @@ class Runtime:
         self._fallback: Runtime | None = None
         self.num_threads = num_threads or usable_cores()
         self.num_lanes = 1 if self.device == "cuda" else min(num_lanes or self.num_threads, self.num_threads)
+        self.lanes_are_set = False
         self.cores = Cores(self.num_threads)
         self.version: str = self._onnxruntime.__version__
 
@@ -171,6 +173,14 @@ class Runtime:
             return self
         limited = copy.copy(self)
         limited.num_lanes = num_lanes
+        return limited
+
+    def with_set_lanes(self, num_lanes: int | None) -> Self:
+        """Returns this runtime with a number of lanes that no measurement changes, as `with_lanes`; None: any."""
+        if num_lanes is None:
+            return self
+        limited = copy.copy(self.with_lanes(num_lanes))
+        limited.lanes_are_set = True
         return limited
 
     def choose_variant(self, manifest: Manifest, precision: Precision | None) -> tuple[Precision, Variant]:
@@ -232,6 +242,7 @@ class Runtime:
             device=self.device,
             cores=self.cores,
             num_lanes=self.num_lanes,
+            lanes_are_set=self.lanes_are_set,
             weights=tuple(weights.values()) if self._maps_weights else (),
         )
 
@@ -287,6 +298,7 @@ class Session:
         device: Where it runs.
         cores: Counts the busy lanes that share the cores.
         num_lanes: Useful number of concurrent runs.
+        lanes_are_set: True if no measurement changes it.
     """
 
     def __init__(
@@ -296,6 +308,7 @@ class Session:
         device: Device,
         cores: Cores,
         num_lanes: int = 1,
+        lanes_are_set: bool = False,
         weights: Sequence[mmap.mmap] = (),
     ) -> None:
         """Takes the open sessions of a graph.
@@ -306,12 +319,14 @@ class Session:
             device: Where it runs.
             cores: Decides which session a run takes.
             num_lanes: Maximum concurrent runs, if there are two sessions.
+            lanes_are_set: True if no measurement may change their number.
             weights: The mapped files that the sessions read, which must stay as long as they do.
         """
         self._sessions = sessions
         self._weights = weights
         self.cores = cores
         self.num_lanes = num_lanes if len(sessions) > 1 else 1
+        self.lanes_are_set = lanes_are_set
         self._output_names = [output.name for output in graph.outputs]
         self.graph = graph
         self.device: Device = device

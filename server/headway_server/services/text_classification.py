@@ -29,9 +29,7 @@ class TextClassificationService:
         threshold = request.threshold if request.HasField("threshold") else None
         inputs, given = text_inputs(request), _given_labels(request)
         if given is None:
-            answer = await model.classify(
-                text_inputs(request), top_k=request.top_k, threshold=threshold, deadline=deadline
-            )
+            answer = await model.classify(inputs, top_k=request.top_k, threshold=threshold, deadline=deadline)
         else:
             answer = await model.classify_by_entailment(
                 inputs, given, top_k=request.top_k, threshold=threshold, deadline=deadline

@@ -36,6 +36,8 @@ class ModelFinder(ABC, Generic[ModelT]):
     """Models by name and version."""
     routes: Routes
     """Routes: versions for calls without a version."""
+    _found: tuple[tuple[ModelT, ...] | None, dict[Ability[Any], list[ModelT]]] = (None, {})
+    """Loaded models, and those of them with each ability that was looked for."""
 
     @property
     def families(self) -> Families:
@@ -139,9 +141,15 @@ class ModelFinder(ABC, Generic[ModelT]):
         return self._named(*self.routes.resolve(name, version))
 
     def _capable(self, ability: Ability[Any]) -> list[ModelT]:
-        """Returns the models with an ability and, if needed, a partner."""
-        families = self.families
-        return [model for model in self.models if has_ability(families, model.bundle.manifest, ability)]
+        """Returns the models with an ability, found once for each set of loaded models."""
+        models, found = self._found
+        if models is not self.models:
+            models, found = self._found = (self.models, {})
+        if (capable := found.get(ability)) is None:
+            families = self.families
+            capable = [model for model in models if has_ability(families, model.bundle.manifest, ability)]
+            found[ability] = capable
+        return capable
 
     def _preferred(self, ability: Ability[Any], models: Sequence[ModelT]) -> list[ModelT]:
         """Returns the candidates of a call without a model's name: the models of the first task that has any."""

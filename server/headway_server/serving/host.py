@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -40,7 +41,7 @@ from headway_server.errors import (
     no_panics,
 )
 from headway_server.observers import NO_OBSERVER, Call, ModelEvent, ModelId, Observer
-from headway_server.runtime import Runtime, close_together, give_back_memory, join_threads, run_nicely
+from headway_server.runtime import Runtime, available_bytes, close_together, give_back_memory, join_threads, run_nicely
 from headway_server.serving.abilities import Ability, KindT, PairAbility, PartnerT
 from headway_server.serving.families import Families, ServedModel, served_families
 from headway_server.serving.finding import ModelFinder, names_of, path_of, quoted, task_of
@@ -56,6 +57,8 @@ _Event: TypeAlias = Literal["loading", "ready", "unloading", "unloaded", "failed
 _NOTHING_IS_LOADED: Final = "the server is shutting down; nothing is loaded any more"
 _SETTLING_S: Final = 1.0
 """Longest wait for the second scan of a new bundle, in seconds."""
+_SMALL_SHARE: Final = 0.01
+"""Share of the available memory that the files of a bundle have at most, to be loaded beside others at start."""
 _LONGEST_PAUSE_S: Final = 3600.0
 """Delays before retries of a bundle that failed because of the machine, in seconds."""
 _OF_MACHINE: Final = (MachineBusyError, MemoryUnavailableError, MemoryError, OSError)
@@ -154,7 +157,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLoader:
-    """Loads bundles of the store of the settings. Usable from any thread, one at a time."""
+    """Loads bundles of the store of the settings. Usable from several threads at a time."""
 
     runtime: Runtime
     settings: ServerSettings
@@ -189,7 +192,7 @@ class BundleLoader:
         if family is None:
             raise BundleError(f"{bundle.path}: is for {manifest.task}, which this server does not serve")
         settings = self.settings.for_model(manifest.name)
-        runtime = self.runtime.suiting(manifest, settings.precision).with_lanes(settings.lanes)
+        runtime = self.runtime.suiting(manifest, settings.precision).with_set_lanes(settings.lanes)
         own = self.settings.models.get(manifest.name)
         niceness = 0 if own is None else -own.priority
         return run_nicely(niceness, partial(family.load, bundle, runtime, settings, observer))
@@ -297,22 +300,15 @@ class ModelHost(ModelFinder[ServedModel]):
         host = cls(loader=loader, observer=observer)
         host._routes_in_file = routes
         host.routes = routes if routes_over is None else routes_over(routes)
-        for paths in _by_model(found):
-            num_ready = 0
-            for path in paths:
-                asked = None if asked_for is None else asked_for.get(path)
-                entry = host._entries[path] = _Entry(ModelState.AVAILABLE, is_asked_for=asked)
-                if host._is_wanted(path, entry, num_ready):
-                    entry.state = ModelState.LOADING
-                    try:
-                        with no_panics():
-                            loaded = host._load(path)
-                    except Exception as error:  # a bad bundle must not prevent the others
-                        host._note_failure(path, error)
-                    else:
-                        host._put(path, loaded.model)
-                        host._report_ready(path, loaded)
-                        num_ready += 1
+        models, turns = _by_model(found), _LoadingTurns(runtime)
+        pool = ThreadPoolExecutor(turns.num_threads, thread_name_prefix="load")
+        try:
+            for opening in [pool.submit(host._open_model, paths, asked_for or {}, turns) for paths in models]:
+                opening.result()
+        except BaseException:  # a signal to end, too: what loads now is left behind
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
         if not host.models and host.rejected:
             first, *others = host.rejected
             more = f"; the log says why {len(others)} more cannot" if others else ""
@@ -320,6 +316,33 @@ class ModelHost(ModelFinder[ServedModel]):
                 f"store {settings.store}: none of its bundles can be served: {first.path}: {first.reason}{more}"
             )
         return host
+
+    def _open_model(self, paths: Sequence[str], asked_for: Mapping[str, bool], turns: _LoadingTurns) -> None:
+        """Loads the newest versions of a model, as many as the settings say; on one of several threads.
+
+        Args:
+            paths: Of its versions, the newest first.
+            asked_for: As in `open`.
+            turns: Of all threads.
+        """
+        num_ready = 0
+        for path in paths:
+            with turns.changing:
+                entry = self._entries[path] = _Entry(ModelState.AVAILABLE, is_asked_for=asked_for.get(path))
+                if not self._is_wanted(path, entry, num_ready):
+                    continue
+                entry.state = ModelState.LOADING
+            try:
+                with turns.of(path, self._loader), no_panics():
+                    loaded = self._load(path)
+            except Exception as error:  # a bad bundle must not prevent the others
+                with turns.changing:
+                    self._note_failure(path, error)
+            else:
+                with turns.changing:
+                    self._put(path, loaded.model)
+                    self._report_ready(path, loaded)
+                num_ready += 1
 
     @property
     def bundles(self) -> tuple[BundleStatus, ...]:
@@ -664,6 +687,7 @@ class ModelHost(ModelFinder[ServedModel]):
     def _list_models(self) -> None:
         models = (entry.hosted.model for entry in self._entries.values() if entry.hosted is not None)
         self.models = tuple(sorted(models, key=lambda model: path_key(path_of(model))))
+        self._found = (None, {})  # which would hold a model that has left
 
     def _status(self, path: str, entry: _Entry) -> BundleStatus:
         if self._is_started and entry.hosted is not None and not entry.hosted.model.is_alive:
@@ -885,6 +909,42 @@ class ModelHost(ModelFinder[ServedModel]):
 
     def __repr__(self) -> str:
         return f"ModelHost({names_of(self.models)}; {len(self.rejected)} rejected)"
+
+
+class _LoadingTurns:
+    """Turns of the threads that load the bundles of a store at start: small ones together, a large one alone.
+
+    A load checks the available memory before it takes its own.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.num_threads = runtime.num_threads if runtime.device == "cpu" else 1
+        self.changing = threading.Lock()
+        """Held while the host is changed."""
+        self._available = available_bytes(runtime.device)
+        self._permits = threading.Semaphore(self.num_threads)
+        self._taking = threading.Lock()
+
+    @contextmanager
+    def of(self, path: str, loader: BundleLoader | None) -> Iterator[None]:
+        """Waits until the bundle at `path` may be loaded, and holds its turn."""
+        count = 1 if self._is_small(path, loader) else self.num_threads
+        with self._taking:
+            for _ in range(count):
+                self._permits.acquire()
+        try:
+            yield
+        finally:
+            self._permits.release(count)
+
+    def _is_small(self, path: str, loader: BundleLoader | None) -> bool:
+        if loader is None or self._available is None:
+            return False
+        try:
+            files = [file.stat().st_size for file in (loader.settings.store / path).rglob("*")]
+        except OSError:  # loading it says what is wrong
+            return False
+        return sum(files) < _SMALL_SHARE * self._available
 
 
 def _by_model(paths: Iterable[str]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """A graph of any named tensors: two float inputs and three outputs, in batches and one by one."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headway_server.batching import Batcher, BatchGraph
-from headway_server.batching.graph import most_padding
+from headway_server.batching.graph import measure_run, most_padding
 from headway_server.bundles import Graph, TensorSpec
 from headway_server.errors import BundleError
 from headway_server.observers import ModelId
@@ -178,6 +179,28 @@ def test_a_graph_that_takes_long_is_run_once(graph, monkeypatch, long_s, num_run
     monkeypatch.setattr(Session, "run", counted)
     graph.warm_up(sounds(1)[0], 4, {"total": (2,)})
     assert len(runs) == num_runs
+
+
+def test_a_small_graph_is_small_however_busy_the_machine_is(monkeypatch, graph):
+    """What a model is found to be at its load holds for as long as it is loaded."""
+    run = Session.run
+
+    def interrupted(*args, **options):
+        time.sleep(0.02)  # as long as another process has the core
+        return run(*args, **options)
+
+    monkeypatch.setattr(Session, "run", interrupted)
+    session = graph.session
+    session.num_lanes = 4
+    assert measure_run(session, graph.collate(sounds(1))) < 2e-3
+    assert session.num_lanes == 3
+
+
+def test_the_lanes_of_a_small_graph_are_those_that_are_set(graph):
+    session = graph.session
+    session.num_lanes, session.lanes_are_set = 4, True
+    measure_run(session, graph.collate(sounds(1)))
+    assert session.num_lanes == 4
 
 
 @pytest.mark.parametrize(("run_s", "expected"), [(10e-3, 6), (0.32e-3, 200), (1.0, 0)])

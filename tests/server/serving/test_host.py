@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import structlog
@@ -12,7 +13,7 @@ import tiny_bundles
 from headway_server.bundles import Languages, Manifest, Precision, Task, open_bundle
 from headway_server.errors import BundleRejectedError, InvalidInputError, ModelNotFoundError, StoreError, WrongTaskError
 from headway_server.runtime import Runtime
-from headway_server.serving.host import ModelHost
+from headway_server.serving.host import BundleLoader, ModelHost
 from headway_server.settings import ServerSettings
 from headway_server.tasks.table import CLASSIFY_IMAGES, CLASSIFY_TOKENS, FAMILIES, GENERATE_TEXTS, TRANSLATE_TEXTS
 from headway_server.tasks.text.classifier import TextClassifier
@@ -35,6 +36,32 @@ def test_every_bundle_is_loaded_and_the_latest_version_is_last(tmp_path, load):
         tiny_bundles.write_topic_bundle(tmp_path, version=version)
     tiny_bundles.write_colour_bundle(tmp_path)
     assert names(load(tmp_path)) == ["colours/1", "topics/1.2", "topics/9", "topics/10"]
+
+
+def test_small_bundles_are_loaded_together_and_a_large_one_alone(tmp_path, monkeypatch):
+    """Each checks the available memory before it takes its own."""
+    for name in ("a", "b", "c", "d"):
+        tiny_bundles.write_topic_bundle(tmp_path, name=name, num_idle_products=20 if name == "c" else 0)
+    small, large = (sum(file.stat().st_size for file in (tmp_path / name).rglob("*")) for name in ("a", "c"))
+    assert 2 * small < large
+    monkeypatch.setattr("headway_server.serving.host.available_bytes", lambda _: 100 * 2 * small)
+    loading: set[str] = set()
+    beside: dict[str, set[str]] = {}
+    two, load = Barrier(2, timeout=20), BundleLoader.load
+
+    def observed(self, path, observer):
+        loading.add(path)
+        if path in ("a/1", "b/1"):
+            two.wait()
+        beside[path] = set(loading)
+        model = load(self, path, observer)
+        loading.discard(path)
+        return model
+
+    monkeypatch.setattr(BundleLoader, "load", observed)
+    host = ModelHost.open(Runtime(device="cpu", num_threads=2), ServerSettings(store=tmp_path))
+    assert names(host) == ["a/1", "b/1", "c/1", "d/1"]
+    assert beside["c/1"] == {"c/1"}
 
 
 @pytest.mark.parametrize(
