@@ -338,6 +338,6 @@ def _check_whole(
         if not (difference := float(np.quantile(errors, 1 - _MOST_EXCHANGED))) <= OUTPUT_BOUND:
             raise SourceError(
                 f"{folder.path}: the graphs' arithmetic gives other {what} than {type(model).__name__} does "
-                f"({_MOST_EXCHANGED:.0%} of the boxes differ by {difference:.1e} or more, limit {OUTPUT_BOUND:.0e}); not "
-                "supported"
+                f"({_MOST_EXCHANGED:.0%} of the boxes differ by {difference:.1e} or more, limit {OUTPUT_BOUND:.0e}); "
+                "not supported"
             )
