@@ -39,6 +39,10 @@ class ModelFinder(ABC, Generic[ModelT]):
     _found: tuple[tuple[ModelT, ...] | None, dict[Ability[Any], list[ModelT]]] = (None, {})
     """Loaded models, and those of them with each ability that was looked for."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what was found, which another process finds anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_found"}
+
     @property
     def families(self) -> Families:
         """Families by task, with the abilities of their models."""
