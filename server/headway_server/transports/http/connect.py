@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
@@ -35,6 +36,7 @@ _MAX_TIMEOUT_DIGITS: Final = 10
 _WRITTEN_ON_LOOP_BYTES: Final = 16 * 2**10
 """Limit of messages formatted as JSON on the event loop, in bytes; takes a few milliseconds."""
 _MAX_DEPTH: Final = 64
+_PARSED_FIELD: Final = re.compile(r"Failed to parse (\w+) field").match
 
 _CODES: Final = {
     1: ("canceled", 499),
@@ -177,7 +179,17 @@ def _parse_json(body: bytes, kind: type[Message]) -> Message:
     try:
         return Parse(body.decode() or "{}", kind(), max_recursion_depth=_MAX_DEPTH)
     except (ParseError, UnicodeError, RecursionError) as error:
-        raise InvalidInputError("request", f"is not {kind.DESCRIPTOR.name} in JSON: {str(error)[:300]}") from None
+        raise InvalidInputError("request", f"is not {kind.DESCRIPTOR.name} in JSON: {_problem_of(error)}") from None
+
+
+def _problem_of(error: BaseException) -> str:
+    """Says what the parser found; of a value of a wrong type, which it finds by running into it, only the field."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, ParseError) and isinstance(at.__cause__, TypeError) and (name := _PARSED_FIELD(str(at))):
+            return f"the field {name[1]} has a value of a type that it does not take"
+        at = at.__cause__
+    return str(error)[:300]
 
 
 async def _write(message: Message, *, is_json: bool) -> bytes:

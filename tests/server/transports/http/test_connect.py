@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import re
 from pathlib import Path
 
 import grpc
@@ -104,6 +105,16 @@ async def test_errors_have_connects_code_and_the_details_of_grpc(serve):
         ):
             answer = await serving.client.post(CLASSIFY, content=body, headers={"content-type": "application/json"})
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), body[:20]
+        images = "/headway.v1.ObjectDetectionService/DetectObjects"
+        for path, content, field in (
+            (images, {"images": [{"data": "AA=="}]}, "images"),
+            (CLASSIFY, {"texts": [{}]}, "texts"),
+        ):
+            answer = await serving.client.post(path, json=content)
+            assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
+            message = answer.json()["message"]
+            assert field in message
+            assert not re.search("operand|bytes|dict|object has|Error", message), message
         answer = await serving.client.post(CLASSIFY, content=b"\xff\xff", headers=PROTO)
         assert answer.json()["message"].startswith("request: is not a message of this method")
         answer = await serving.client.post(CLASSIFY, content=b"x", headers={"content-type": "text/plain"})
