@@ -5,7 +5,8 @@
 - Slots: memory of a generation model by its number of slots.
 - Workers: calls a second of one process and of two.
 
-Rounds take turns over all cases. Figures are medians.
+Rounds take turns over all cases. Figures are medians. Of the server's processor time, that of the load tester's warm-up
+is taken off by its share of the time.
 """
 
 import json

@@ -24,13 +24,7 @@ def draw(report: Mapping[str, Any], *, title: str, not_drawn: tuple[str, ...] = 
     height = _HEADER_HEIGHT + panel_height * len(cases) + _MARGIN
     settings = report["settings"]
     about = f"{report['hardware']['processor']}, {settings['threads']} threads; medians of {settings['rounds']} rounds"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="system-ui, sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _text(_MARGIN, 20, title, size=14),
-        _text(_MARGIN, 36, f"{about}; {report['started_at'][:10]}", colour="#57606a"),
-    ]
+    parts = _head(width, height, title, f"{about}; {report['started_at'][:10]}")
     for number, case in enumerate(cases):
         top = _HEADER_HEIGHT + panel_height * number + _TITLE_HEIGHT
         for column, count in enumerate(callers):
@@ -53,6 +47,16 @@ def draw(report: Mapping[str, Any], *, title: str, not_drawn: tuple[str, ...] = 
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def _head(width: int, height: int, title: str, about: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="system-ui, sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        _text(_MARGIN, 20, title, size=14),
+        _text(_MARGIN, 36, about, colour="#57606a"),
+    ]
+
+
 def _text(x: float, y: float, text: str, *, size: int = 11, colour: str = "#1f2328", anchor: str = "start") -> str:
     style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
@@ -63,14 +67,8 @@ def draw_lines(curves: Mapping[str, Sequence[tuple[float, float]]], report: Mapp
     curves = {name: points for name, points in curves.items() if points}
     width, height = _MARGIN + (_PANEL_WIDTH + _MARGIN) * len(curves), _HEADER_HEIGHT + _PANEL_HEIGHT + 3 * _MARGIN
     about = f"{report['hardware']['processor']}; medians of {report['rounds']} rounds; {report['started_at'][:10]}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        'font-family="system-ui, sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        _text(_MARGIN, 20, title, size=14),
-        _text(_MARGIN, 36, about, colour="#57606a"),
-    ]
-    bottom = _HEADER_HEIGHT + _TITLE_HEIGHT + _PANEL_HEIGHT - _TITLE_HEIGHT
+    parts = _head(width, height, title, about)
+    bottom = _HEADER_HEIGHT + _PANEL_HEIGHT
     for number, (name, points) in enumerate(curves.items()):
         left = _MARGIN + (_PANEL_WIDTH + _MARGIN) * number
         steps = max(1.0, math.log(points[-1][0] / points[0][0]))

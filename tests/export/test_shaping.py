@@ -137,6 +137,7 @@ def test_a_rule_finds_what_running_the_operator_finds(without_values, operator, 
     made = shaping._make(next(value for value in args if isinstance(value, torch.Tensor)), found)
     assert made.dtype is expected.dtype
     assert [str(size) for size in made.shape] == [str(size) for size in expected.shape]
+    assert [str(stride) for stride in made.stride()] == [str(stride) for stride in expected.stride()]
 
 
 def test_every_rule_finds_something(without_values):

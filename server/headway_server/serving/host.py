@@ -300,7 +300,7 @@ class ModelHost(ModelFinder[ServedModel]):
         host = cls(loader=loader, observer=observer)
         host._routes_in_file = routes
         host.routes = routes if routes_over is None else routes_over(routes)
-        models, turns = _by_model(found), _LoadingTurns(runtime)
+        models, turns = _by_model(found), _LoadingTurns(loader)
         pool = ThreadPoolExecutor(turns.num_threads, thread_name_prefix="load")
         try:
             for opening in [pool.submit(host._open_model, paths, asked_for or {}, turns) for paths in models]:
@@ -333,7 +333,7 @@ class ModelHost(ModelFinder[ServedModel]):
                     continue
                 entry.state = ModelState.LOADING
             try:
-                with turns.of(path, self._loader), no_panics():
+                with turns.of(path), no_panics():
                     loaded = self._load(path)
             except Exception as error:  # a bad bundle must not prevent the others
                 with turns.changing:
@@ -917,18 +917,20 @@ class _LoadingTurns:
     A load checks the available memory before it takes its own.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, loader: BundleLoader) -> None:
+        runtime = loader.runtime
         self.num_threads = runtime.num_threads if runtime.device == "cpu" else 1
         self.changing = threading.Lock()
         """Held while the host is changed."""
-        self._available = available_bytes(runtime.device)
+        self._store = loader.settings.store
+        self._most_bytes = _SMALL_SHARE * (available_bytes(runtime.device) or 0)
         self._permits = threading.Semaphore(self.num_threads)
         self._taking = threading.Lock()
 
     @contextmanager
-    def of(self, path: str, loader: BundleLoader | None) -> Iterator[None]:
+    def of(self, path: str) -> Iterator[None]:
         """Waits until the bundle at `path` may be loaded, and holds its turn."""
-        count = 1 if self._is_small(path, loader) else self.num_threads
+        count = 1 if self._is_small(path) else self.num_threads
         with self._taking:
             for _ in range(count):
                 self._permits.acquire()
@@ -937,14 +939,11 @@ class _LoadingTurns:
         finally:
             self._permits.release(count)
 
-    def _is_small(self, path: str, loader: BundleLoader | None) -> bool:
-        if loader is None or self._available is None:
-            return False
+    def _is_small(self, path: str) -> bool:
         try:
-            files = [file.stat().st_size for file in (loader.settings.store / path).rglob("*")]
+            return sum(file.stat().st_size for file in (self._store / path).rglob("*")) < self._most_bytes
         except OSError:  # loading it says what is wrong
             return False
-        return sum(files) < _SMALL_SHARE * self._available
 
 
 def _by_model(paths: Iterable[str]) -> list[list[str]]:
