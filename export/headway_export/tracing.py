@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headway_export.errors import SourceError, TraceError, reason_of
+from headway_export.fusing import FuseNormalizations, FuseRotations
 from headway_export.graphs import OperatorKernel, float_dtype, replaces_kernel, shows_attention, with_kernel
 from headway_export.rewriting import (
     ChooseAttention,
@@ -568,7 +569,7 @@ def trace_graph(
         rewrite(model, ChunkAttention())
         batch, length = (str(axis) for axis in model.graph.inputs[0].shape or ())
         taken = run_bytes(model, {batch: 1, length: longest, ChunkAttention.CHUNK: chunk_length(longest)})
-    rewrite(model, Declare((*inputs, *outputs)))
+    rewrite(model, FuseNormalizations(), FuseRotations(), Declare((*inputs, *outputs)))
     return TracedGraph(role=role, model=model, run_bytes=taken)
 
 

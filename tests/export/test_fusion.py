@@ -75,6 +75,35 @@ class JoinedOneLayer(OneLayer):
         return hidden + self.output(attend(*parts, layer=0).flatten(2))
 
 
+class RotatedOneLayer(OneLayer):
+    """Normalizes and turns queries and keys as transformers' models do; heads have their own axis before tokens."""
+
+    def __init__(self, *, weight_shape=(WIDTH,), angles_of_all=False, uneven=False, square=2):
+        super().__init__(heads=4, key_heads=2, packed=False)
+        self.weight = nn.Parameter(torch.rand(weight_shape) + 0.5)
+        self.register_buffer("frequencies", 0.3 ** torch.arange(HEAD // 2 + HEAD // 2 * uneven))
+        self.angles_of_all, self.square = angles_of_all, square
+
+    def norm(self, hidden):
+        return self.weight * (hidden * torch.rsqrt(hidden.pow(self.square).mean(-1, keepdim=True) + 1e-3))
+
+    def hidden_states(self, input_ids, position_ids, attend):
+        hidden = self.tokens(input_ids)
+        normed = self.norm(hidden)
+        query, key, value = (one(normed).unflatten(-1, (-1, HEAD)).transpose(1, 2) for one in self.apart)
+        positions = position_ids[:1] * 0 + 3 if self.angles_of_all else position_ids
+        angles = positions[:, :, None].float() * self.frequencies
+        angles = torch.cat((angles, angles), -1)[..., :HEAD] if len(self.frequencies) < HEAD else angles
+        cosines, sines = ((turned * 1.1).unsqueeze(1) for turned in (angles.cos(), angles.sin()))
+
+        def rotate(heads):
+            first, second = heads[..., : HEAD // 2], heads[..., HEAD // 2 :]
+            return (heads * cosines + torch.cat((-second, first), -1) * sines).transpose(1, 2)
+
+        context = attend(rotate(query), rotate(key), value.transpose(1, 2), layer=0)
+        return hidden + self.output(context.flatten(2))
+
+
 class BranchedOneLayer(OneLayer):
     """Two branches follow its attention, the first position by position, and the other without telling positions."""
 
@@ -95,7 +124,7 @@ def _tiny_gpt():
 def _traced(module, *, fused):
     with pytest.MonkeyPatch.context() as patch:
         if not fused:
-            for name in ("FuseAttention", "GatherAsked"):
+            for name in ("FuseAttention", "GatherAsked", "FuseNormalizations", "FuseRotations"):
                 patch.setattr(f"headway_export.tracing.{name}.call", lambda _, model: PassResult(model, modified=False))
         return trace(module.eval(), Task.GENERATION).graphs[0]
 
@@ -136,10 +165,22 @@ def _operators(traced):
     return Counter(node.op_type for node in traced.model.graph)
 
 
+def _tiny_llama():
+    sizes = {"vocabulary_size": 50, "max_length": CACHE_LENGTH, "num_layers": 2, "d_model": 32, "num_heads": 4}
+    kinds = {"norm_kind": "rms_norm", "activation": "silu", "gated": True, "positions": "rotary"}
+    return GPT(GPTConfig(**sizes, **kinds, d_ff=64))
+
+
 @pytest.mark.parametrize(
     "make",
     [
         pytest.param(_tiny_gpt, id="gpt"),
+        pytest.param(_tiny_llama, id="llama"),
+        pytest.param(RotatedOneLayer, id="rotated"),
+        pytest.param(lambda: RotatedOneLayer(weight_shape=(1, WIDTH)), id="weight of two axes"),
+        pytest.param(lambda: RotatedOneLayer(angles_of_all=True), id="angles of all texts"),
+        pytest.param(lambda: RotatedOneLayer(uneven=True), id="halves that differ"),
+        pytest.param(lambda: RotatedOneLayer(square=4), id="no square"),
         pytest.param(lambda: OneLayer(heads=4, key_heads=2, packed=True), id="fewer key heads"),
         pytest.param(lambda: OneLayer(heads=4, key_heads=4, packed=False), id="three projections"),
         pytest.param(lambda: SwappedOneLayer(heads=4, key_heads=4, packed=True), id="value before key"),
@@ -157,12 +198,6 @@ def test_a_fused_decoder_gives_the_same_logits(make, tmp_path):
     found = _logits_of_a_chunk_and_a_step(fused, tmp_path)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
-
-
-def _tiny_llama():
-    sizes = {"vocabulary_size": 50, "max_length": CACHE_LENGTH, "num_layers": 2, "d_model": 32, "num_heads": 4}
-    kinds = {"norm_kind": "rms_norm", "activation": "silu", "gated": True, "positions": "rotary"}
-    return GPT(GPTConfig(**sizes, **kinds, d_ff=64))
 
 
 @pytest.mark.parametrize(("make", "activation"), [(_tiny_gpt, "Gelu"), (_tiny_llama, "Sigmoid")])
@@ -196,6 +231,29 @@ def test_nothing_is_sliced_or_reshaped_around_attention():
     operators = _operators(_traced(_tiny_gpt(), fused=True))
     assert operators["GroupQueryAttention"] == 2
     assert not {"Split", "Reshape", "Concat"} & set(operators)
+
+
+def test_normalizations_and_rotations_are_one_operator_each():
+    operators = _operators(_traced(_tiny_llama(), fused=True))
+    assert (operators["RMSNormalization"], operators["RotaryEmbedding"]) == (5, 4)
+    assert not {"Pow", "ReduceMean", "Neg", "Transpose", "Reshape"} & set(operators)
+    operators = _operators(_traced(RotatedOneLayer(), fused=True))
+    assert (operators["RMSNormalization"], operators["RotaryEmbedding"]) == (1, 2)
+    assert not {"Pow", "ReduceMean", "Neg", "Transpose", "Reshape"} & set(operators)
+
+
+@pytest.mark.parametrize(
+    ("options", "normalizations", "rotations"),
+    [
+        ({"weight_shape": (1, WIDTH)}, 0, 2),
+        ({"square": 4}, 0, 2),
+        ({"uneven": True}, 1, 0),
+        ({"angles_of_all": True}, 1, 0),
+    ],
+)
+def test_what_only_looks_like_an_operator_stays_as_it_is(options, normalizations, rotations):
+    operators = _operators(_traced(RotatedOneLayer(**options), fused=True))
+    assert (operators["RMSNormalization"], operators["RotaryEmbedding"]) == (normalizations, rotations)
 
 
 def test_slices_that_are_not_query_key_and_value_in_turn_stay_slices():

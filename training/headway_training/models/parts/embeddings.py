@@ -98,18 +98,19 @@ class RotaryPositions(nn.Module):
     def __init__(self, max_length: int, head_dim: int) -> None:
         super().__init__()
         angles = _angles(max_length, head_dim)  # (L, K / 2)
-        cosines = torch.cat((angles.cos(), angles.cos()), dim=-1)  # (L, K)
-        sines = torch.cat((-angles.sin(), angles.sin()), dim=-1)  # (L, K)
         # One table of three axes, not two matrices: an exported int8 graph would round matrices to eight bits.
-        self.register_buffer("table", torch.stack((cosines, sines), dim=1).float(), persistent=False)  # (L, 2, K)
+        table = torch.stack((angles.cos(), angles.sin()), dim=1).float()  # (L, 2, K / 2)
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, attend: Attend, position_ids: Tensor) -> Attend:
         """Puts the rotation of tokens at int64 positions (B, T) or (T) in front of an attention function."""
-        cosines, sines = self.table[position_ids].unsqueeze(-2).unbind(-3)  # (B, T, 1, K)
+        halves = self.table[position_ids].unbind(-2)  # (B, T, K / 2)
+        # The exporter knows this form of a rotation: one operator takes its place.
+        cosines, sines = (torch.cat((half, half), dim=-1).unsqueeze(-2) for half in halves)  # (B, T, 1, K)
 
         def rotate(heads: Tensor) -> Tensor:  # (B, T, H, K)
             first, second = heads.chunk(2, dim=-1)
-            return (heads * cosines + torch.cat((second, first), dim=-1) * sines).to(heads.dtype)
+            return (heads * cosines + torch.cat((-second, first), dim=-1) * sines).to(heads.dtype)
 
         def attend_rotated(
             query: Tensor, key: Tensor, value: Tensor, *, layer: int, **scoring: Unpack[TextScoring]
