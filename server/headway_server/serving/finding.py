@@ -29,6 +29,19 @@ class Findable(Protocol):
 ModelT = TypeVar("ModelT", bound=Findable)
 
 
+class _Index(Generic[ModelT]):
+    """Models by what calls look for: a call takes no longer where many models are loaded."""
+
+    def __init__(self, models: tuple[ModelT, ...]) -> None:
+        self.models = models
+        self.by_name: dict[str, list[ModelT]] = {}
+        """Versions of each model, in their order."""
+        for model in models:
+            self.by_name.setdefault(model.bundle.manifest.name, []).append(model)
+        self.by_ability: dict[Ability[Any], list[ModelT]] = {}
+        """Models with each ability that was looked for."""
+
+
 class ModelFinder(ABC, Generic[ModelT]):
     """The models that calls can find. For the event loop's thread only."""
 
@@ -36,12 +49,11 @@ class ModelFinder(ABC, Generic[ModelT]):
     """Models by name and version."""
     routes: Routes
     """Routes: versions for calls without a version."""
-    _found: tuple[tuple[ModelT, ...] | None, dict[Ability[Any], list[ModelT]]] = (None, {})
-    """Loaded models, and those of them with each ability that was looked for."""
+    _index: _Index[ModelT] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out what was found, which another process finds anew."""
-        return {name: value for name, value in self.__dict__.items() if name != "_found"}
+        """Leaves out the index, which another process makes anew."""
+        return {name: value for name, value in self.__dict__.items() if name != "_index"}
 
     @property
     def families(self) -> Families:
@@ -145,15 +157,24 @@ class ModelFinder(ABC, Generic[ModelT]):
         return self._named(*self.routes.resolve(name, version))
 
     def _capable(self, ability: Ability[Any]) -> list[ModelT]:
-        """Returns the models with an ability, found once for each set of loaded models."""
-        models, found = self._found
-        if models is not self.models:
-            models, found = self._found = (self.models, {})
+        """Returns the models with an ability."""
+        found = self._indexed.by_ability
         if (capable := found.get(ability)) is None:
             families = self.families
-            capable = [model for model in models if has_ability(families, model.bundle.manifest, ability)]
+            capable = [model for model in self.models if has_ability(families, model.bundle.manifest, ability)]
             found[ability] = capable
         return capable
+
+    @property
+    def _indexed(self) -> _Index[ModelT]:
+        """The index of the loaded models, made once for each set of them."""
+        if self._index is None or self._index.models is not self.models:
+            self._index = _Index(self.models)
+        return self._index
+
+    def _forget_index(self) -> None:
+        """Lets go of models that have left."""
+        self._index = None
 
     def _preferred(self, ability: Ability[Any], models: Sequence[ModelT]) -> list[ModelT]:
         """Returns the candidates of a call without a model's name: the models of the first task that has any."""
@@ -213,8 +234,8 @@ class ModelFinder(ABC, Generic[ModelT]):
             capable: Models to prefer when no version is named: an older version may have an ability that the latest
                 lacks. None: the look-up is no call, and leaves out the canary.
         """
-        versions = [model for model in self.models if model.bundle.manifest.name == name]
-        if not versions:
+        versions = self._indexed.by_name.get(name)
+        if versions is None:
             raise ModelNotFoundError(f"model {quoted(name)} is not loaded; loaded are {names_of(self.models)}")
         if not version:
             choices = [model for model in versions if capable is None or model in capable] or versions

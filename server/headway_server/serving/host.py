@@ -687,7 +687,7 @@ class ModelHost(ModelFinder[ServedModel]):
     def _list_models(self) -> None:
         models = (entry.hosted.model for entry in self._entries.values() if entry.hosted is not None)
         self.models = tuple(sorted(models, key=lambda model: path_key(path_of(model))))
-        self._found = (None, {})  # which would hold a model that has left
+        self._forget_index()
 
     def _status(self, path: str, entry: _Entry) -> BundleStatus:
         if self._is_started and entry.hosted is not None and not entry.hosted.model.is_alive:
