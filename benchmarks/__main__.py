@@ -37,6 +37,7 @@ from headway_server.runtime import usable_cores
 SCHEMA_VERSION = 2
 PRECISIONS = ("int8-static", "int8", "fp32")
 _ENCODERS = {
+    "OpenVINO int8 by NNCF": "openvino openvino nncf f32",
     "OpenVINO bf16": "openvino openvino fp32 bf16",
     "OpenVINO f32": "openvino openvino fp32 f32",
     "Optimum-ONNX int8": "optimum optimum int8",
@@ -82,6 +83,7 @@ LIBRARIES = {
         "sentence-transformers bf16, compiled": "libraries sentence_transformers bf16,compile",
         "sentence-transformers bf16": "libraries sentence_transformers bf16",
         "sentence-transformers fp32": "libraries sentence_transformers fp32",
+        "OpenVINO int8 by NNCF": "openvino openvino nncf f32",
         "OpenVINO bf16": "openvino openvino fp32 bf16",
         "OpenVINO f32": "openvino openvino fp32 f32",
     },
@@ -94,6 +96,8 @@ FRAMEWORKS: dict[str, dict[str, str]] = {
     "generation": _CTRANSLATE2,
     "translation": _CTRANSLATE2,
     "huggingface generation": _CTRANSLATE2,
+    "huggingface translation": _CTRANSLATE2,
+    "huggingface text_embedding": {"Infinity, served": "infinity infinity"},
     "classification": {
         "LitServe": "litserve litserve",
         "BentoML": "bentoml bentoml",

@@ -37,6 +37,7 @@ _TASKS = {
 }
 """By a bundle's task: what the load tester calls it, in this tree and in those up to commit 59592ab."""
 _HTTP: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "infinity": ("/v1/embeddings", lambda text: {"model": "benchmark", "input": [text]}),
     "litserve": ("/predict", lambda text: {"input": text}),
     "bentoml": ("/classify", lambda text: {"inputs": [text]}),
     "triton": (

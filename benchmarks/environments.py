@@ -28,7 +28,10 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "bentoml": (*_OWN, "bentoml==1.4.39"),  # 1.4.40 asks for a certifi that the package index does not have
     "triton": (*_OWN, "nvidia-pytriton==0.7.0"),
     "piper": ("onnx", "onnxruntime", "piper-tts==1.8.0", "torch"),
-    "openvino": ("openvino==2026.4.1", "pillow", "tokenizers"),
+    "openvino": ("nncf==3.4.0", "openvino==2026.4.1", "pillow", "tokenizers"),
+    # It asks for a BetterTransformer that later versions of both do not have.
+    "infinity": ("click==8.1.8", "infinity-emb[server,torch]==0.0.77", "optimum==1.24.0", "torch",
+                 "transformers==4.48.3"),
 }  # fmt: skip
 """By environment. A name without a version gets the one that constraints.txt pins, so that it is headway's."""
 

@@ -180,6 +180,7 @@ def _write(name: str, folder: Path) -> None:
         length = config.max_position_embeddings
         fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **names)
         fast.save_pretrained(folder)
+        _name_class(folder)
         texts, _ = random_texts(tokenizer, MULTI30K if task == "generation" else AG_NEWS, _NUM_EVALUATED)
     if task == "text_embedding":
         modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
@@ -318,6 +319,12 @@ def _write_pieces(tokenizer: Tokenizer, folder: Path) -> None:
     known = dict.fromkeys(["</s>", "<unk>", *(one.piece for one in proto.pieces)])
     fillers = (f"{PIECE_SPACE}<{number}>" for number in range(len(tokens) - 1 - len(known)))
     _write_json(folder / "vocab.json", {piece: index for index, piece in enumerate([*known, *fillers, "<pad>"])})
+
+
+def _name_class(folder: Path) -> None:
+    """Names a tokenizer's class as every version of transformers knows it."""
+    file = folder / "tokenizer_config.json"
+    _write_json(file, json.loads(file.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _write_json(file: Path, content: object) -> None:

@@ -14,6 +14,18 @@ from benchmarks.worker import ContestantError, Process, Worker, foreign_environm
 
 _TRIAL_SHARE = 0.4
 """Of a measurement's time that each setup of a server is tried for."""
+_PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {
+    "infinity": (
+        "infinity_emb v2 --model-id {weights} --served-model-name benchmark --url-prefix /v1 --host 127.0.0.1 "
+        "--port {port} --device cpu --engine torch --no-bettertransformer --no-model-warmup",
+        {
+            f"{dtype}, batches of {size}": f"--dtype {dtype} --batch-size {size}"
+            for dtype in ("float32", "bfloat16")
+            for size in (8, 32)
+        },
+    ),
+}
+"""Servers that are programs of their own, which take a folder of Hugging Face: the command, and its setups."""
 
 
 @dataclass(kw_only=True)
@@ -70,13 +82,17 @@ class Framework:
         )
         if self._module == "ctranslate2_served":
             batches = ((16, "examples", ""), (32, "examples", ""), (256, "tokens", " tokens"))
-        self._setups = {
+        self._setups: dict[str, tuple[int, int, int, int | str]] = {
             f"workers {workers}, threads of each {each}, batches of {size}{unit}": (workers, each, size, last)
             for workers, each in ((1, threads), (threads, 1))
             for size, last, unit in batches
         }
         """By description: numbers of workers and their threads, the batch size, and how long a batch waits to fill or
-        what its size counts."""
+        what its size counts, or the options of a program."""
+        if self._module in _PROGRAMS:
+            self._setups = {
+                described: (1, threads, 1, options) for described, options in _PROGRAMS[self._module][1].items()
+            }
         self._known: dict[str, str] = {}
 
     def measure(self, loads: Sequence[Load]) -> Iterator[tuple[Load, Figures]]:
@@ -128,7 +144,8 @@ class Framework:
     @contextmanager
     def _running(self, file: Path, setup: tuple[int, int, int, int | str]) -> Iterator[str]:
         """Runs the server on a case and gives its address once it listens."""
-        bundle = json.loads(file.read_text(encoding="utf-8"))["bundle"]
+        case = json.loads(file.read_text(encoding="utf-8"))
+        bundle = case["bundle"]
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
@@ -138,11 +155,19 @@ class Framework:
             variables["BENCHMARK_ARGUMENTS"] = json.dumps([bundle, self._precision, *sizes])
             command = ["bentoml", "serve", "benchmarks.contestants.bentoml:Classify", "--host", "127.0.0.1"]
             command += ["--port", str(port)]
+        elif self._module in _PROGRAMS:
+            program = _PROGRAMS[self._module][0].format(weights=case["weights"], port=port)
+            command = [*program.split(), *str(setup[3]).split()]
+            variables |= {"HF_HUB_OFFLINE": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
         elif self._module == "ctranslate2_served":
             command = [f"benchmarks.contestants.{self._module}", str(file), str(port), *sizes]
         else:
             command = [f"benchmarks.contestants.{self._module}", bundle, self._precision, str(port), *sizes]
-        with Process([self._python, "-m", *command], foreign_environment(**variables), has_lines=False) as process:
+        if self._module in _PROGRAMS:
+            command[0] = str(Path(self._python).with_name(command[0]))
+        else:
+            command = [self._python, "-m", *command]
+        with Process(command, foreign_environment(**variables), has_lines=False) as process:
             process.wait_for(port)
             try:
                 yield f"127.0.0.1:{port}"
