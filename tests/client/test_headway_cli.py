@@ -443,6 +443,15 @@ def test_who_waits_for_a_server_that_is_not_there_is_told_so(monkeypatch: pytest
     assert failed.startswith("headway: UNAVAILABLE")
 
 
+def test_who_calls_a_port_of_this_machine_where_nobody_listens_is_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "_REFUSED_S", 0.1)
+    for server in ("127.0.0.1:1", "localhost:1"):
+        ended = CliRunner().invoke(app, ["list-models", "--server", server])
+        (told,) = ended.stderr.splitlines()
+        assert told.startswith(f"headway: nothing listens at {server}; start a headway-server there, or give --timeout")
+        assert ended.exit_code == 1
+
+
 def test_who_is_answered_late_is_told_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flags, "_TOLD_AFTER_S", 0.5)
     assert "waiting for" not in run("list-models").stderr

@@ -8,6 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -40,6 +42,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per 
 BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs to send with one call.")]
 
 _TOLD_AFTER_S = 2.0
+_REFUSED_S = 3.0
+"""How long a command without a timeout of its own waits at a port of this machine where nobody listens."""
+_OF_THIS_MACHINE = re.compile(r"(?P<host>localhost|127(\.\d{1,3}){3}|\[::1\]):(?P<port>\d{1,5})")
 _LOOKS = 4
 """Checks of the connection within that time; all must find none."""
 _WITHOUT_CONNECTION = (grpc.ChannelConnectivity.CONNECTING, grpc.ChannelConnectivity.TRANSIENT_FAILURE)
@@ -234,8 +239,35 @@ def connected(connection: ConnectionFlags, *outputs: Path | None) -> Iterator[Cl
     """Opens a client for a command; checks first that its output files can be written."""
     with reported_failures(connection):
         check_outputs(*outputs)
+        if connection.get("timeout_s") is None:
+            _wait_for_listener(settle(connection)["server"])
     with reported_failures(connection), Client(**connection) as client, _told_of_waits(client):
         yield client
+
+
+def _wait_for_listener(server: str) -> None:
+    """Waits a little for a server of this machine at whose port nobody listens yet, and ends the command if none comes.
+
+    Servers of other machines may be on their way for longer: the client waits for them until the call's timeout.
+    """
+    match = _OF_THIS_MACHINE.fullmatch(server)
+    if match is None:
+        return
+    give_up_s = time.monotonic() + _REFUSED_S
+    while True:
+        try:
+            with socket.create_connection((match["host"].strip("[]"), int(match["port"])), timeout=_REFUSED_S):
+                return
+        except ConnectionRefusedError:
+            if time.monotonic() > give_up_s:
+                fail(
+                    f"nothing listens at {server}; start a headway-server there, or give --timeout SECONDS to wait "
+                    "longer for one that is loading",
+                    1,
+                )
+            time.sleep(_REFUSED_S / 20)
+        except OSError:  # gRPC says what is wrong
+            return
 
 
 @contextmanager
