@@ -81,8 +81,8 @@ test-clients: install ## Other people's clients, each in an environment of its o
 	$(BIN)/$(PIP_INSTALL) uv
 	$(BIN)/python -m tests.clients $(ARGS)
 
-serve: install ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/
-	$(BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080
+serve: $(DEMO_VENV)/.installed ## The shipped models on 127.0.0.1:50051, and a page to try them at http://127.0.0.1:8080/ (no torch); ARGS="--port 50052 ..."
+	$(DEMO_BIN)/headway-server --store models --host 127.0.0.1 --port 50051 --http-port 8080 $(ARGS)
 
 screenshots: install ## The pictures of the page in docs/images; needs a Chromium
 	$(BIN)/python docs/screenshots.py
@@ -113,11 +113,11 @@ demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torc
 	$(DEMO_BIN)/python demo/run.py $(IMAGES)
 
 # What serving needs, and no more: the same three distributions as the images, from this tree.
-$(DEMO_VENV)/.installed: constraints.txt proto/pyproject.toml server/pyproject.toml client/pyproject.toml
+$(DEMO_VENV)/.installed: Makefile constraints.txt proto/pyproject.toml server/pyproject.toml client/pyproject.toml
 	$(CHECK_PYTHON)
 	@echo "Making $(DEMO_VENV) with what serving needs; this takes about half a minute the first time."
 	$(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu,speech]" --editable "./client[cli]"
+	$(DEMO_BIN)/$(PIP_INSTALL) --quiet --editable ./proto --editable "./server[cpu,http,speech]" --editable "./client[cli]"
 	@touch $@
 
 container-test: $(DEMO_VENV)/.installed ## Build the images and put their containers to the test; needs a Docker engine
