@@ -102,7 +102,7 @@ def test_the_cache_of_a_llama_has_its_key_and_value_heads_and_its_rotations_are_
         assert (past.dtype, past.shape[1]) == ("int8" if precision is Precision.INT8 else "float32", 1)
         initializers = ir.load(bundle.path / graph.file).graph.initializers.values()
         tables = [value.const_value for value in initializers if len(value.const_value.shape) == 3]
-        assert [(table.dtype, list(table.shape)) for table in tables] == [(ir.DataType.FLOAT, [160, 2, 16])]
+        assert [(table.dtype, list(table.shape)) for table in tables] == [(ir.DataType.FLOAT, [160, 2, 8])]
 
 
 def test_translations_of_ragged_sources_give_pytorchs_logits(tiny_store, tiny_checkpoints, runtime):
