@@ -59,7 +59,8 @@ class _Normalization(NamedTuple):
                 continue
             for source, reciprocal in _factors(scaled.producer()):
                 epsilon = _epsilon_of(reciprocal, source)
-                if epsilon is not None and _is_float(source):
+                is_whole = source.shape is not None and source.shape[-1] == weight.shape[0]
+                if epsilon is not None and is_whole and _is_float(source):
                     return cls(node, source, weight, epsilon)
         return None
 
@@ -176,7 +177,8 @@ def _rotate(rotation: _Rotation, cosines: ir.Value, sines: ir.Value) -> None:
         for use in list(value.uses()):
             after = use.node.outputs[0]
             # A reshape of (B, T, H, K) to (B, T, H K) gives what the operator gave.
-            if use.node.op_type == "Reshape" and len(after.shape or ()) == 3 and not after.is_graph_output():
+            is_flat = after.shape is not None and len(after.shape) == 3 and after.shape[2] == num_heads * rotation.width
+            if is_flat and _before_reshape(after, 4) is value and not after.is_graph_output():
                 after.replace_all_uses_with(rotated)
         value.replace_all_uses_with(heads)
 
