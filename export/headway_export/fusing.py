@@ -12,7 +12,7 @@ B texts, T tokens, H heads, K head width, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import InPlacePass, PassResult
 from onnx_ir.tape import Tape
+
+from headway_export.rewriting import record_constant, replace_node
 
 OPSET: Final = 23
 """The first that has both operators."""
@@ -36,7 +38,7 @@ class FuseNormalizations(InPlacePass):
         for each in found:
             tape = Tape()
             attributes = {"axis": -1, "epsilon": each.epsilon}
-            _put(each.last, tape, tape.op("RMSNormalization", [each.source, each.weight], attributes))
+            replace_node(each.last, tape, [tape.op("RMSNormalization", [each.source, each.weight], attributes)])
         return _result(model, has_changed=bool(found))
 
 
@@ -162,13 +164,13 @@ def _rotate(rotation: _Rotation, cosines: ir.Value, sines: ir.Value) -> None:
     num_heads = None if by_token is None or by_token.shape is None else by_token.shape[2]
     if by_token is None or not isinstance(num_heads, int):
         if rotation.token_axis == 2:
-            _put(rotation.last, tape, tape.op("RotaryEmbedding", [source, cosines, sines]))
+            replace_node(rotation.last, tape, [tape.op("RotaryEmbedding", [source, cosines, sines])])
         return
     flat = _before_reshape(by_token, 3)
     if flat is None:
-        flat = tape.op("Reshape", [by_token, _constant(tape, [0, 0, -1])])
+        flat = tape.op("Reshape", [by_token, record_constant(tape, np.array([0, 0, -1]))])
     rotated = tape.op("RotaryEmbedding", [flat, cosines, sines], {"num_heads": num_heads})
-    heads = tape.op("Reshape", [rotated, _constant(tape, [0, 0, num_heads, rotation.width])])
+    heads = tape.op("Reshape", [rotated, record_constant(tape, np.array([0, 0, num_heads, rotation.width]))])
     heads.shape, heads.type, rotated.type = by_token.shape, by_token.type, by_token.type
     graph = rotation.last.graph
     assert graph is not None, "the node is one of a graph"
@@ -183,12 +185,8 @@ def _rotate(rotation: _Rotation, cosines: ir.Value, sines: ir.Value) -> None:
         value.replace_all_uses_with(heads)
 
 
-def _constant(tape: Tape, numbers: Sequence[int]) -> ir.Value:
-    return tape.op("Constant", [], {"value": ir.tensor(np.array(numbers))})
-
-
 def _first_half(tape: Tape, table: ir.Value, width: int) -> ir.Value:
-    return tape.op("Slice", [table, *(_constant(tape, [bound]) for bound in (0, width // 2, -1))])
+    return tape.op("Slice", [table, *(record_constant(tape, np.array([bound])) for bound in (0, width // 2, -1))])
 
 
 def _table_of(value: ir.Value, heads: ir.Value, token_axis: int) -> ir.Value | None:
@@ -312,11 +310,6 @@ def _number(value: ir.Value | None) -> float | None:
 def _numbers(value: ir.Value | None) -> list[int] | None:
     constant = _constant_of(value)
     return None if constant is None else [int(number) for number in constant.ravel()]
-
-
-def _put(node: ir.Node, tape: Tape, output: ir.Value) -> None:
-    assert node.graph is not None, "the node is one of a graph"
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], tape.nodes, node.outputs, [output])
 
 
 def _result(model: ir.Model, *, has_changed: bool) -> PassResult:

@@ -141,11 +141,12 @@ class _NameBranches(InPlacePass):
         return PassResult(model, modified=True)
 
 
-def _constant(tape: Tape, value: ArrayLike) -> ir.Value:
+def record_constant(tape: Tape, value: ArrayLike) -> ir.Value:
+    """Records a constant on a tape."""
     return tape.op("Constant", [], {"value": ir.tensor(np.asarray(value))})
 
 
-def _replace(node: ir.Node, tape: Tape, outputs: Sequence[ir.Value]) -> None:
+def replace_node(node: ir.Node, tape: Tape, outputs: Sequence[ir.Value]) -> None:
     """Puts the nodes of a tape in the place of a node; `outputs` take over names, types and readers of its outputs."""
     assert node.graph is not None, "the node is one of a graph"
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], tape.nodes, node.outputs, outputs)
@@ -202,12 +203,12 @@ class ChooseAttention(InPlacePass):
             query, key, value, mask, length, plain = (_input(node, index) for index in range(6))
             tape = Tape()
             if (given := self._given_mask(mask)) is not None:
-                counts = tape.op("ReduceSum", [given, _constant(tape, np.array([1]))], {"keepdims": 0})  # (B,)
-                lasts = tape.op("Cast", [tape.op("Sub", [counts, _constant(tape, 1)])], {"to": ir.DataType.INT32})
+                counts = tape.op("ReduceSum", [given, record_constant(tape, np.array([1]))], {"keepdims": 0})  # (B,)
+                lasts = tape.op("Cast", [tape.op("Sub", [counts, record_constant(tape, 1)])], {"to": ir.DataType.INT32})
                 inputs = [query, key, value, None, None, lasts, length]
                 plain, *_ = tape.op_multi_out(ATTENTION, inputs, node.attributes, num_outputs=3, domain="com.microsoft")
                 model.graph.opset_imports["com.microsoft"] = 1
-            _replace(node, tape, [plain])
+            replace_node(node, tape, [plain])
         model.graph.opset_imports.pop(MASKED_ATTENTION_DOMAIN, None)
         return PassResult(model, modified=bool(nodes))
 
@@ -247,7 +248,7 @@ class ChunkAttention(InPlacePass):
                 tape = Tape()
                 context = self._loop(tape, nodes, product)
                 context.shape = product.outputs[0].shape
-                _replace(product, tape, [context])
+                replace_node(product, tape, [context])
                 changed = True
         return PassResult(model, modified=changed)
 
@@ -306,33 +307,37 @@ class ChunkAttention(InPlacePass):
         [first] = [node for node in nodes if node.op_type == "MatMul"]
         query, value = _input(first, 0), _input(product, 1)
         rows, length, width = (
-            tape.op("Gather", [tape.op("Shape", [of]), _constant(tape, np.int64(axis))], {"axis": 0})
+            tape.op("Gather", [tape.op("Shape", [of]), record_constant(tape, np.int64(axis))], {"axis": 0})
             for of, axis in ((query, 0), (query, 2), (value, 3))
         )
-        one, most = _constant(tape, np.int64(1)), _constant(tape, np.int64(self.MOST_SCORES))
+        one, most = record_constant(tape, np.int64(1)), record_constant(tape, np.int64(self.MOST_SCORES))
         cost = tape.op("Mul", [tape.op("Mul", [rows, length]), length])
         count = self._divided(tape, cost, most)
         size = self._divided(tape, length, count)
-        places = tape.op("Range", [_constant(tape, np.int64(0)), size, one])  # (C,)
+        places = tape.op("Range", [record_constant(tape, np.int64(0)), size, one])  # (C,)
         last = tape.op("Sub", [length, one])
         body = self._body(nodes, product, places=places, size=size, last=last, query=query, value=value)
-        chunks = tape.op("Loop", [count, _constant(tape, np.array(True))], {"body": body})  # (N, B, H, C, K)
+        chunks = tape.op("Loop", [count, record_constant(tape, np.array(True))], {"body": body})  # (N, B, H, C, K)
         in_order = tape.op("Transpose", [chunks], {"perm": [1, 2, 0, 3, 4]})
-        ends = [_constant(tape, np.array([axis])) for axis in (0, 0, -1)]
+        ends = [record_constant(tape, np.array([axis])) for axis in (0, 0, -1)]
         target = tape.op("Concat", [*ends, self._as_axis(tape, width)], {"axis": 0})
         whole = tape.op("Reshape", [in_order, target])  # (B, H, N C, K)
-        bounds = [_constant(tape, np.array([0])), self._as_axis(tape, length), _constant(tape, np.array([2]))]
+        bounds = [
+            record_constant(tape, np.array([0])),
+            self._as_axis(tape, length),
+            record_constant(tape, np.array([2])),
+        ]
         return tape.op("Slice", [whole, *bounds])
 
     @staticmethod
     def _divided(tape: Tape, value: ir.Value, by: ir.Value) -> ir.Value:
         """Divides integers, rounding up."""
-        one = _constant(tape, np.int64(1))
+        one = record_constant(tape, np.int64(1))
         return tape.op("Div", [tape.op("Add", [value, tape.op("Sub", [by, one])]), by])
 
     @staticmethod
     def _as_axis(tape: Tape, value: ir.Value) -> ir.Value:
-        return tape.op("Unsqueeze", [value, _constant(tape, np.array([0]))])
+        return tape.op("Unsqueeze", [value, record_constant(tape, np.array([0]))])
 
     def _body(
         self,
@@ -497,7 +502,7 @@ class GatherAsked(InPlacePass):
             return PassResult(model, modified=False)
         for value in whole:
             tape = Tape()
-            index = tape.op("Unsqueeze", [positions, _constant(tape, np.array([-1]))])  # (R, L, 1)
+            index = tape.op("Unsqueeze", [positions, record_constant(tape, np.array([-1]))])  # (R, L, 1)
             asked = tape.op("GatherND", [value, index], {"batch_dims": 1})  # (R, L, .)
             readers = [node for node in later if value in node.inputs]
             graph.insert_before(readers[0], tape.nodes)  # others of `later` may stand before the value
@@ -697,7 +702,7 @@ class KeepBlocks(InPlacePass):
             tape = Tape()
             activation = product.activation
             if blocks.order is not None:
-                activation = tape.op("Gather", [activation, _constant(tape, blocks.order)], {"axis": -1})
+                activation = tape.op("Gather", [activation, record_constant(tape, blocks.order)], {"axis": -1})
             if digest not in self._stored:
                 inner = Tape(node.graph)
                 self._stored[digest] = [
@@ -707,7 +712,7 @@ class KeepBlocks(InPlacePass):
             inputs = [activation, *self._stored[digest], None, product.bias]
             attributes = {"K": columns.shape[1], "N": len(columns), "bits": Blocks.BITS, "block_size": Blocks.SIZE}
             attributes["accuracy_level"] = QuantizeBlocks.INT8_ARITHMETIC
-            _replace(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+            replace_node(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
             model.graph.opset_imports["com.microsoft"] = 1
             modified = True
         return PassResult(model, modified)
@@ -755,7 +760,7 @@ class QuantizeBlocks(InPlacePass):
             attributes["accuracy_level"] = self.INT8_ARITHMETIC
             tape = Tape()
             inputs = [product.activation, *weight, None, product.bias]
-            _replace(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
+            replace_node(node, tape, [tape.op("MatMulNBits", inputs, attributes, domain="com.microsoft")])
             modified = True
         model.graph.opset_imports["com.microsoft"] = 1
         return PassResult(model, modified)
@@ -791,7 +796,7 @@ class SeparateRows(InPlacePass):
             return PassResult(model, modified=False)
         tape = Tape()
         (input_ids,) = (value for value in graph.inputs if value.name == "input_ids")
-        one = _constant(tape, np.array([1]))
+        one = record_constant(tape, np.array([1]))
         is_chunk = tape.op("Greater", [tape.op("Shape", [input_ids], {"start": 1, "end": 2}), one])  # (1,)
         graph.insert_before(graph[0], tape.nodes)
         for node in nodes:
@@ -802,11 +807,11 @@ class SeparateRows(InPlacePass):
             parted = []
             for value in rows:
                 width = tape.op("Shape", [value], {"start": 1, "end": 2})
-                shape = tape.op("Concat", [_constant(tape, np.array([-1])), size, width], {"axis": 0})
+                shape = tape.op("Concat", [record_constant(tape, np.array([-1])), size, width], {"axis": 0})
                 parted.append(tape.op("Reshape", [value, shape]))
             mixed = tape.op("Scan", parted, {"body": _experts_of_part(node, rest), "num_scan_inputs": 2})
             whole = tape.op("Reshape", [mixed, tape.op("Shape", [rows[0]])])
-            _replace(node, tape, [whole])
+            replace_node(node, tape, [whole])
         return PassResult(model, modified=True)
 
 
@@ -824,10 +829,10 @@ class ReplaceSoftplus(InPlacePass):
         nodes = [node for node in model.graph.all_nodes() if node.op_type == "Softplus"]
         for node in nodes:
             tape = Tape()
-            value, two = _input(node, 0), _constant(tape, np.float32(2.0))
+            value, two = _input(node, 0), record_constant(tape, np.float32(2.0))
             small = tape.op("Exp", [tape.op("Neg", [tape.op("Abs", [value])])])
             half = tape.op("Atanh", [tape.op("Div", [small, tape.op("Add", [small, two])])])
-            _replace(node, tape, [tape.op("Add", [tape.op("Relu", [value]), tape.op("Mul", [half, two])])])
+            replace_node(node, tape, [tape.op("Add", [tape.op("Relu", [value]), tape.op("Mul", [half, two])])])
         return PassResult(model, modified=bool(nodes))
 
 
@@ -869,14 +874,17 @@ class QuantizeExperts(InPlacePass):
             for matrix in matrices:
                 size = self.BLOCK_SIZE if has_blocks else matrix.shape[-1]
                 codes, scales = quantize_experts(matrix, bits=self._bits, block_size=size)
-                stored += [_constant(tape, codes), _constant(tape, scales if has_blocks else scales[..., 0])]
+                stored += [
+                    record_constant(tape, codes),
+                    record_constant(tape, scales if has_blocks else scales[..., 0]),
+                ]
             attributes: dict[str, Any] = {**node.attributes, "expert_weight_bits": self._bits}
             if has_blocks:
                 attributes["block_size"] = self.BLOCK_SIZE
             inputs = [hidden, scores, stored[0], stored[1], up_bias, stored[2], stored[3], down_bias]
             while inputs[-1] is None:
                 inputs.pop()
-            _replace(node, tape, [tape.op("QMoE", inputs, attributes, domain=node.domain)])
+            replace_node(node, tape, [tape.op("QMoE", inputs, attributes, domain=node.domain)])
         return PassResult(model, modified=bool(nodes))
 
 
@@ -940,7 +948,7 @@ class QuantizeProducts(InPlacePass):
             tape = Tape()
             if (rewritten := self._rewritten(node, tape)) is not None:
                 replaced, output = rewritten
-                _replace(replaced, tape, [output])
+                replace_node(replaced, tape, [output])
                 modified = True
         if self._many_rows or self._ranges:
             model.graph.opset_imports["com.microsoft"] = 1
@@ -965,16 +973,16 @@ class QuantizeProducts(InPlacePass):
         if product.transposed:  # folded by ONNX Runtime when it loads the graph, so that a tied table is stored once
             right = tape.op("Transpose", [right], {"perm": [1, 0]})
         levels = _levels_of(product.activation)
-        zero_point = _constant(tape, np.uint8(levels.zero_point))
-        factors = _constant(tape, scale / np.float32(levels.positive))
+        zero_point = record_constant(tape, np.uint8(levels.zero_point))
+        factors = record_constant(tape, scale / np.float32(levels.positive))
         if largest := self._ranges.get(str(product.activation.name)):  # 0 scales nothing
             last, bias = (node, product.bias) if product.bias is not None else _with_bias(node)
             rows = _quantize_by_range(tape, product.activation, np.float32(largest), levels)
-            right_side = [right, _constant(tape, np.float32(largest)), factors, zero_point, None, bias]
+            right_side = [right, record_constant(tape, np.float32(largest)), factors, zero_point, None, bias]
             return last, tape.op("MatMulIntegerToFloat", [rows, *right_side], domain="com.microsoft")
         rows, maximum = _quantize_rows(tape, product.activation, levels)
         if self._many_rows:
-            scales = [_constant(tape, np.float32(1)), factors]
+            scales = [record_constant(tape, np.float32(1)), factors]
             result = tape.op("MatMulIntegerToFloat", [rows, right, *scales, zero_point], domain="com.microsoft")
         else:
             sums = tape.op("MatMulInteger", [rows, right, zero_point])
@@ -987,8 +995,8 @@ class QuantizeProducts(InPlacePass):
         if (quantized := self._quantize_weight(node, table, by_row=True)) is None:
             return None
         rows = tape.op("Gather", [quantized[0], indices], {"axis": 0})
-        scales = tape.op("Gather", [_constant(tape, quantized[1]), indices], {"axis": 0})
-        scales = tape.op("Unsqueeze", [scales, _constant(tape, np.array([-1]))])
+        scales = tape.op("Gather", [record_constant(tape, quantized[1]), indices], {"axis": 0})
+        scales = tape.op("Unsqueeze", [scales, record_constant(tape, np.array([-1]))])
         return node, tape.op("Mul", [tape.op("Cast", [rows], {"to": ir.DataType.FLOAT}), scales])
 
     def _quantize_weight(
@@ -1044,7 +1052,7 @@ class StoreFilters(InPlacePass):
         codes = np.ascontiguousarray(np.moveaxis(values.reshape(rows.shape), 0, channels))
         weight = Tape(node.graph).initializer(ir.tensor(codes, name=f"{_input(node, 1).name}.int8_filters"))
         scales = scale.reshape([-1 if axis == channels else 1 for axis in range(filters.ndim)])
-        return tape.op("Mul", [tape.op("Cast", [weight], {"to": ir.DataType.FLOAT}), _constant(tape, scales)])
+        return tape.op("Mul", [tape.op("Cast", [weight], {"to": ir.DataType.FLOAT}), record_constant(tape, scales)])
 
 
 def quantize_experts(
@@ -1094,21 +1102,23 @@ def _levels_of(activation: ir.Value) -> _Levels:
 def _quantize_rows(tape: Tape, activation: ir.Value, levels: _Levels) -> tuple[ir.Value, ir.Value]:
     """Quantizes an activation (..., D): uint8 (..., D), and the value of the highest level (..., 1)."""
     bounded = tape.op("Abs", [activation]) if levels.least_maximum is None else activation
-    maximum = tape.op("ReduceMax", [bounded, _constant(tape, np.array([-1]))], {"keepdims": 1})
+    maximum = tape.op("ReduceMax", [bounded, record_constant(tape, np.array([-1]))], {"keepdims": 1})
     if levels.least_maximum:
-        maximum = tape.op("Max", [maximum, _constant(tape, np.float32(levels.least_maximum))])
+        maximum = tape.op("Max", [maximum, record_constant(tape, np.float32(levels.least_maximum))])
     tape.nodes[-1].meta[_MAXIMUM_OF] = str(activation.name)
     relative = tape.op("Div", [activation, maximum])
     step, zero_point = np.float32(1 / levels.positive), np.uint8(levels.zero_point)
-    return tape.op("QuantizeLinear", [relative, _constant(tape, step), _constant(tape, zero_point)]), maximum
+    return tape.op(
+        "QuantizeLinear", [relative, record_constant(tape, step), record_constant(tape, zero_point)]
+    ), maximum
 
 
 def _quantize_by_range(tape: Tape, activation: ir.Value, largest: np.float32, levels: _Levels) -> ir.Value:
     """Quantizes an activation (..., D) with one scale: uint8 (..., D)."""
     producer = activation.producer()
     source = _input(producer, 0) if producer is not None and producer.op_type == "Relu" else activation
-    scale = _constant(tape, largest * np.float32(1 / levels.positive))
-    return tape.op("QuantizeLinear", [source, scale, _constant(tape, np.uint8(levels.zero_point))])
+    scale = record_constant(tape, largest * np.float32(1 / levels.positive))
+    return tape.op("QuantizeLinear", [source, scale, record_constant(tape, np.uint8(levels.zero_point))])
 
 
 def _with_bias(product: ir.Node) -> tuple[ir.Node, ir.Value | None]:
@@ -1231,7 +1241,7 @@ class QuantizeCache(InPlacePass):
         layers.sort(key=lambda node: order[_input(node, _PAST_KEY)])
         tape = Tape()
         (input_ids,) = (value for value in graph.inputs if value.name == "input_ids")
-        one = _constant(tape, np.array([1]))
+        one = record_constant(tape, np.array([1]))
         length = tape.op("Shape", [input_ids], {"start": 1, "end": 2})  # (1,): T
         is_chunk = tape.op("Squeeze", [tape.op("Greater", [length, one])])
         total = tape.op("Cast", [_input(layers[0], _LONGEST)], {"to": ir.DataType.INT64})
@@ -1245,7 +1255,7 @@ class QuantizeCache(InPlacePass):
             branches = {"then_branch": self._chunk(node, start), "else_branch": self._token(node)}
             tape = Tape()
             context, *presents = tape.op_multi_out("If", [is_chunk], branches, num_outputs=3)
-            _replace(node, tape, [tape.op("Mul", [context, _constant(tape, context_scales)]), *presents])
+            replace_node(node, tape, [tape.op("Mul", [context, record_constant(tape, context_scales)]), *presents])
         graph.opset_imports[""] = self.OPSET
         return PassResult(model, modified=True)
 
@@ -1266,7 +1276,7 @@ class QuantizeCache(InPlacePass):
             factors = [np.concatenate(factors)]
         tape = Tape()
         for index, factor in enumerate(factors):
-            scaled = tape.op("Mul", [_input(node, index), _constant(tape, factor)])
+            scaled = tape.op("Mul", [_input(node, index), record_constant(tape, factor)])
             node.replace_input_with(index, scaled)
         node.graph.insert_before(node, tape.nodes)
         return for_context
@@ -1287,7 +1297,7 @@ class QuantizeCache(InPlacePass):
     def _token(node: ir.Node) -> ir.Graph:
         """One token a row: the operator does it all."""
         tape = Tape()
-        scales = [_constant(tape, np.ones(1, np.float32))] * 2
+        scales = [record_constant(tape, np.ones(1, np.float32))] * 2
         inputs = [*node.inputs, *[None] * (_KEY_SCALE - len(node.inputs)), *scales]
         quantization = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}
         attributes: dict[str, Any] = {**node.attributes, **quantization}
@@ -1303,10 +1313,10 @@ class QuantizeCache(InPlacePass):
         positions = _CachedPositions.of(node, tape, start)
         presents, new, past = [], [], []
         caches = [_input(node, index) for index in (_PAST_KEY, _PAST_VALUE)]
-        quantization = [_constant(tape, np.ones(1, np.float32)), _constant(tape, np.zeros(1, np.int8))]
+        quantization = [record_constant(tape, np.ones(1, np.float32)), record_constant(tape, np.zeros(1, np.int8))]
         for tensor, cache in zip((key, value), caches, strict=True):
             codes = tape.op("QuantizeLinear", [tensor, *quantization])  # (1, T, G K)
-            by_head = tape.op("Reshape", [codes, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
+            by_head = tape.op("Reshape", [codes, record_constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
             by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
             written = _slice(tape, cache, 2, stop=positions.num_held)
             # Past and present are the same memory.
@@ -1345,11 +1355,12 @@ class _CachedPositions:
 
         def first(length: ir.Value) -> ir.Value:
             """The position of row 0 after `length` tokens, as `Window.first` of the server has it."""
-            over = tape.op("Add", [length, _constant(tape, np.array([step - 1 - num_rows]))])
+            over = tape.op("Add", [length, record_constant(tape, np.array([step - 1 - num_rows]))])
             times = tape.op(
-                "Max", [tape.op("Div", [over, _constant(tape, np.array([step]))]), _constant(tape, np.array([0]))]
+                "Max",
+                [tape.op("Div", [over, record_constant(tape, np.array([step]))]), record_constant(tape, np.array([0]))],
             )
-            return tape.op("Mul", [times, _constant(tape, np.array([step]))])
+            return tape.op("Mul", [times, record_constant(tape, np.array([step]))])
 
         before = first(start)
         return cls(tape.op("Sub", [start, before]), before, tape.op("Sub", [first(total), before]))
@@ -1359,7 +1370,7 @@ class _CachedPositions:
         if self.num_dropped is None:
             return new, self.num_held
         held = tape.op("Concat", [written, new], {"axis": 2})
-        return _slice(tape, held, 2, start=self.num_dropped), _constant(tape, np.array([0]))
+        return _slice(tape, held, 2, start=self.num_dropped), record_constant(tape, np.array([0]))
 
     def lengths_and_rest(self, tape: Tape, node: ir.Node) -> Sequence[ir.Value | None]:
         """Returns the inputs of attention after the cache, for a text that begins with the first held position."""
@@ -1379,9 +1390,9 @@ def _slice(
     tape: Tape, value: ir.Value, axis: int, *, start: ir.Value | None = None, stop: ir.Value | None = None
 ) -> ir.Value:
     """Slices an axis, from `start` to before `stop`, (1,) int64 each."""
-    first = _constant(tape, np.array([0])) if start is None else start
-    last = _constant(tape, np.array([np.iinfo(np.int64).max])) if stop is None else stop
-    return tape.op("Slice", [value, first, last, _constant(tape, np.array([axis]))])
+    first = record_constant(tape, np.array([0])) if start is None else start
+    last = record_constant(tape, np.array([np.iinfo(np.int64).max])) if stop is None else stop
+    return tape.op("Slice", [value, first, last, record_constant(tape, np.array([axis]))])
 
 
 def _query_key_value(node: ir.Node, tape: Tape) -> Sequence[ir.Value]:
@@ -1393,7 +1404,9 @@ def _query_key_value(node: ir.Node, tape: Tape) -> Sequence[ir.Value]:
     width = shape[3]
     assert isinstance(width, int), "a head's width is a fixed axis"
     sizes = [node.attributes.get_int(name) * width for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
-    return tape.op_multi_out("Split", [_input(node, 0), _constant(tape, np.array(sizes))], {"axis": 2}, num_outputs=3)
+    return tape.op_multi_out(
+        "Split", [_input(node, 0), record_constant(tape, np.array(sizes))], {"axis": 2}, num_outputs=3
+    )
 
 
 class AttendAhead(InPlacePass):
@@ -1432,7 +1445,7 @@ class AttendAhead(InPlacePass):
         as_it_is = ir.Graph([], outputs, nodes=tape.nodes, name="causal")
         branches = {"then_branch": self._ahead(node), "else_branch": as_it_is}
         tape = Tape()
-        _replace(node, tape, tape.op_multi_out("If", [ahead], branches, num_outputs=len(node.outputs)))
+        replace_node(node, tape, tape.op_multi_out("If", [ahead], branches, num_outputs=len(node.outputs)))
 
     def _ahead(self, node: ir.Node) -> ir.Graph:
         """Attention of one row, all of whose new tokens see each other."""
@@ -1452,7 +1465,9 @@ class AttendAhead(InPlacePass):
             positions = _CachedPositions.of(node, tape, start)
             held = [_slice(tape, cache, 2, stop=positions.num_held) for cache in caches]
             for tensor, cache, written in zip((key, value), caches, held, strict=True):
-                by_head = tape.op("Reshape", [tensor, _constant(tape, np.array([0, 0, heads, -1]))])  # (1, T, G, K)
+                by_head = tape.op(
+                    "Reshape", [tensor, record_constant(tape, np.array([0, 0, heads, -1]))]
+                )  # (1, T, G, K)
                 by_head = tape.op("Transpose", [by_head], {"perm": [0, 2, 1, 3]})  # (1, G, T, K)
                 to_write, place = positions.to_write(tape, written, by_head)
                 presents.append(tape.op("TensorScatter", [cache, to_write, place], {"axis": 2, "mode": "linear"}))
@@ -1470,7 +1485,9 @@ class AttendAhead(InPlacePass):
 
 def _as_length(tape: Tape, value: ir.Value) -> ir.Value:
     """Returns a number of tokens, () int32, as (1,) int64."""
-    return tape.op("Cast", [tape.op("Reshape", [value, _constant(tape, np.array([1]))])], {"to": ir.DataType.INT64})
+    return tape.op(
+        "Cast", [tape.op("Reshape", [value, record_constant(tape, np.array([1]))])], {"to": ir.DataType.INT64}
+    )
 
 
 def _in_window(
@@ -1485,14 +1502,14 @@ def _in_window(
         window: Tokens that a token sees, itself included.
         kind: Of the numbers.
     """
-    zero, one = (_constant(tape, np.int64(value)) for value in (0, 1))
+    zero, one = (record_constant(tape, np.int64(value)) for value in (0, 1))
     total = tape.op("Squeeze", [tape.op("Add", [start, length])])
     keys = tape.op("Range", [zero, total, one])  # (S,)
     queries = tape.op("Range", [tape.op("Squeeze", [start]), total, one])  # (T,)
-    column = tape.op("Unsqueeze", [queries, _constant(tape, np.array([1]))])  # (T, 1)
-    is_seen = tape.op("Less", [tape.op("Sub", [column, keys]), _constant(tape, np.int64(window))])  # (T, S)
-    numbers = [_constant(tape, kind(value)) for value in (0.0, np.finfo(kind).min)]
-    return tape.op("Unsqueeze", [tape.op("Where", [is_seen, *numbers]), _constant(tape, np.array([0, 1]))])
+    column = tape.op("Unsqueeze", [queries, record_constant(tape, np.array([1]))])  # (T, 1)
+    is_seen = tape.op("Less", [tape.op("Sub", [column, keys]), record_constant(tape, np.int64(window))])  # (T, S)
+    numbers = [record_constant(tape, kind(value)) for value in (0.0, np.finfo(kind).min)]
+    return tape.op("Unsqueeze", [tape.op("Where", [is_seen, *numbers]), record_constant(tape, np.array([0, 1]))])
 
 
 class AddVerification(InPlacePass):
@@ -1530,11 +1547,11 @@ class AddVerification(InPlacePass):
         graph.inputs.append(verifies)
         tape = Tape()
         length = tape.op("Shape", [verifies])  # not Size: ONNX Runtime computes a shape as it loads the graph
-        chosen = tape.op("Squeeze", [length, _constant(tape, np.array([0]))])
+        chosen = tape.op("Squeeze", [length, record_constant(tape, np.array([0]))])
         is_verifying = tape.op("Cast", [chosen], {"to": ir.DataType.BOOL})
         lengths = [  # of the rows after each token, and the longest of them
             [tape.op("Sub", [operator.inputs[index], rest]) for index in (_LENGTHS, _LONGEST)]
-            for rest in (_constant(tape, np.int32(self._width - 1 - number)) for number in range(self._width))
+            for rest in (record_constant(tape, np.int32(self._width - 1 - number)) for number in range(self._width))
         ]
         graph.insert_before(first, tape.nodes)
         for attention, operator in layers:
@@ -1551,7 +1568,7 @@ class AddVerification(InPlacePass):
             tape = Tape()
             outputs = [ir.Value() for _ in attention.outputs]
             tape.op_multi_out("If", [is_verifying], branches, outputs=[*outputs, *links])
-            _replace(attention, tape, outputs)
+            replace_node(attention, tape, outputs)
             graph.outputs.extend(links)
         return PassResult(model, modified=True)
 
@@ -1563,7 +1580,9 @@ class AddVerification(InPlacePass):
         contexts: list[ir.Value] = []
         links: list[ir.Value] = []
         for number, after in enumerate(lengths):
-            bounds = [_constant(tape, np.array([bound])) for bound in (number, number + 1, 1)]  # the last is the axis
+            bounds = [
+                record_constant(tape, np.array([bound])) for bound in (number, number + 1, 1)
+            ]  # the last is the axis
             tokens = [
                 None if value is None else tape.op("Slice", [value, *bounds]) for value in operator.inputs[:_PAST_KEY]
             ]
@@ -1572,10 +1591,10 @@ class AddVerification(InPlacePass):
             if (
                 len(further) > place and (bias := further[place]) is not None
             ):  # (., ., T, S), of as many keys as there are
-                axes = [_constant(tape, np.array(axis)) for axis in ([number], [number + 1], [2])]
+                axes = [record_constant(tape, np.array(axis)) for axis in ([number], [number + 1], [2])]
                 bias = tape.op("Slice", [bias, *axes])
-                num_keys = tape.op("Reshape", [after[1], _constant(tape, np.array([1]))])
-                starts, axis = (_constant(tape, np.array([value], np.int32)) for value in (0, 3))
+                num_keys = tape.op("Reshape", [after[1], record_constant(tape, np.array([1]))])
+                starts, axis = (record_constant(tape, np.array([value], np.int32)) for value in (0, 3))
                 further[place] = tape.op("Slice", [bias, starts, num_keys, axis])
             context, *present = _repeat(tape, operator, [*tokens, *state, *after, *further])
             contexts.append(context)
@@ -1594,7 +1613,7 @@ class AddVerification(InPlacePass):
         assert state.dtype is not None, "the tracer has declared it"
         shape = [size if isinstance(size, int) else 0 for size in state.shape]  # of keys, and so of values
         empty, sizes = np.zeros(shape, state.dtype.numpy()), np.zeros(num_links, np.int64)
-        parts = [_constant(tape, empty), _constant(tape, sizes)]
+        parts = [record_constant(tape, empty), record_constant(tape, sizes)]
         nothing = tape.op_multi_out("Split", parts, {"axis": 0}, num_outputs=num_links)  # one operator, for speed
         return ir.Graph([], [*outputs, *nothing], nodes=tape.nodes, name="read")
 
@@ -1662,7 +1681,7 @@ class RankLogits(InPlacePass):
             name="ranked_row", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([positions, vocab_size])
         )
         inner = Tape()
-        first = _constant(inner, np.array([0]))
+        first = record_constant(inner, np.array([0]))
         ranked = self._rank_all(inner, inner.op("Unsqueeze", [row, first]), vocab_size, count)
         outputs = [inner.op("Squeeze", [value, first]) for value in ranked]
         self._declare(outputs, logits.shape[1:2])
@@ -1674,34 +1693,36 @@ class RankLogits(InPlacePass):
         sizes = [size for size in self.GROUP_SIZES if vocab_size % size == 0] or [self.USUAL_GROUP_SIZE]
         size = min(sizes, key=lambda size: abs(size - self.USUAL_GROUP_SIZE))
         num_groups = -(-vocab_size // size)
-        last = _constant(tape, np.array([-1]))
+        last = record_constant(tape, np.array([-1]))
         num_spare = num_groups * size - vocab_size
         if num_spare:
-            pads, nothing = _constant(tape, np.array([0, num_spare])), _constant(tape, np.float32(-np.inf))
+            pads, nothing = record_constant(tape, np.array([0, num_spare])), record_constant(tape, np.float32(-np.inf))
             logits = tape.op("Pad", [logits, pads, nothing, last])
-        grouping = _constant(tape, np.array([0, 0, num_groups, size]))
+        grouping = record_constant(tape, np.array([0, 0, num_groups, size]))
         token_ids, values = self._rank(tape, tape.op("Reshape", [logits, grouping]), num_groups, size, count)
         means = tape.op("Exp", [logits])
         for width in (size, num_groups):  # of the tokens of each group, and of the groups
-            means = tape.op("Reshape", [means, _constant(tape, np.array([0, -1, width]))])
+            means = tape.op("Reshape", [means, record_constant(tape, np.array([0, -1, width]))])
             means = tape.op("GlobalAveragePool", [means])  # (R, L groups, 1), and (R, L, 1)
         if num_spare:
-            means = tape.op("Mul", [means, _constant(tape, np.float32(num_groups * size / vocab_size))])
+            means = tape.op("Mul", [means, record_constant(tape, np.float32(num_groups * size / vocab_size))])
         return token_ids, values, tape.op("Squeeze", [means, last])
 
     @staticmethod
     def _rank(tape: Tape, grouped: ir.Value, num_groups: int, size: int, count: ir.Value) -> tuple[ir.Value, ir.Value]:
         """Returns ids and logits of the C likeliest tokens, (R, L, C) each, of logits (R, L, groups, size)."""
-        last, flat = _constant(tape, np.array([-1])), _constant(tape, np.array([0, 0, -1]))
+        last, flat = record_constant(tape, np.array([-1])), record_constant(tape, np.array([0, 0, -1]))
         maxima = tape.op("ReduceMax", [grouped, last], {"keepdims": 0})  # (R, L, groups)
-        most = tape.op("Min", [count, _constant(tape, np.array([num_groups]))])
+        most = tape.op("Min", [count, record_constant(tape, np.array([num_groups]))])
         _, largest = tape.op_multi_out("TopK", [maxima, most], {"axis": -1}, num_outputs=2)
         groups, _ = tape.op_multi_out("TopK", [largest, most], {"axis": -1, "largest": 0}, num_outputs=2)  # rising
         groups = tape.op("Unsqueeze", [groups, last])  # (R, L, C, 1)
         members = tape.op("Reshape", [tape.op("GatherND", [grouped, groups], {"batch_dims": 2}), flat])
         values, places = tape.op_multi_out("TopK", [members, count], {"axis": -1}, num_outputs=2)
-        firsts = tape.op("Mul", [groups, _constant(tape, np.array(size))])
-        ids = tape.op("Reshape", [tape.op("Add", [firsts, _constant(tape, np.arange(size))]), flat])  # (R, L, C size)
+        firsts = tape.op("Mul", [groups, record_constant(tape, np.array(size))])
+        ids = tape.op(
+            "Reshape", [tape.op("Add", [firsts, record_constant(tape, np.arange(size))]), flat]
+        )  # (R, L, C size)
         return tape.op("GatherElements", [ids, places], {"axis": -1}), values
 
 
