@@ -61,7 +61,7 @@ class _Normalization(NamedTuple):
                 continue
             for source, reciprocal in _factors(scaled.producer()):
                 epsilon = _epsilon_of(reciprocal, source)
-                is_whole = source.shape is not None and source.shape[-1] == weight.shape[0]
+                is_whole = bool(source.shape) and source.shape[-1] == weight.shape[0]
                 if epsilon is not None and is_whole and _is_float(source):
                     return cls(node, source, weight, epsilon)
         return None
@@ -88,7 +88,7 @@ def _epsilon_of(reciprocal: ir.Value, source: ir.Value) -> float | None:
 
 def _is_square(value: ir.Value, source: ir.Value) -> bool:
     node = value.producer()
-    if node is None or node.inputs[0] is not source:
+    if node is None or source not in node.inputs[:1]:
         return False
     return (node.op_type == "Pow" and _number(node.inputs[1]) == 2) or (
         node.op_type == "Mul" and node.inputs[1] is source
@@ -233,7 +233,7 @@ def _is_turned(value: ir.Value, source: ir.Value, width: int) -> bool:
 def _is_part(value: ir.Value | None, source: ir.Value, start: int, stop: int) -> bool:
     """True if a value is a half of the last axis of another, which has four axes."""
     node = None if value is None else value.producer()
-    if node is None or node.inputs[0] is not source:
+    if node is None or source not in node.inputs[:1]:
         return False
     if node.op_type == "Split" and node.attributes.get_int("axis", 0) in (3, -1) and len(node.outputs) == 2:
         sizes = _numbers(node.inputs[1]) if len(node.inputs) > 1 else None

@@ -11,6 +11,7 @@ from onnx_ir.passes import InPlacePass, PassResult
 from torch import nn
 
 from headway_export.errors import TraceError
+from headway_export.fusing import FuseNormalizations, FuseRotations
 from headway_export.rewriting import copy_graph, rewrite
 from headway_export.tracing import trace
 from headway_server.bundles import Task
@@ -254,6 +255,53 @@ def test_normalizations_and_rotations_are_one_operator_each():
 def test_what_only_looks_like_an_operator_stays_as_it_is(options, normalizations, rotations):
     operators = _operators(_traced(RotatedOneLayer(**options), fused=True))
     assert (operators["RMSNormalization"], operators["RotaryEmbedding"]) == (normalizations, rotations)
+
+
+_MADE_OF_ONE = ("Sqrt", "Reciprocal", "Neg", "Cos")
+_MADE_OF_TWO = ("Mul", "Add", "Pow")
+
+
+def _random_graph(draw):
+    """Twelve operators of the two fusions over numbers, vectors and tensors of up to four axes."""
+    inputs = [ir.val(f"input{rank}", ir.DataType.FLOAT, [2] * rank) for rank in range(5)]
+    inputs.append(ir.val("vector", ir.DataType.FLOAT, [1]))
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 21})
+    values = list(inputs)
+    for _ in range(12):
+        kind = draw.choice(["constant", "one", "two", "two", "two", "mean", "concat"])
+        first, second = (values[draw.integers(len(values))] for _ in range(2))
+        rank, other = len(first.shape), len(second.shape)
+        if kind == "constant":
+            tensor = ir.tensor(np.full([2] * draw.integers(3), draw.choice([2.0, 1e-3]), np.float32))
+            node, shape = ir.node("Constant", [], {"value": tensor}), list(tensor.shape)
+        elif kind == "one":
+            node, shape = ir.node(draw.choice(_MADE_OF_ONE), [first]), first.shape
+        elif kind == "two":
+            longer = first if (rank, first.shape.numpy()) >= (other, second.shape.numpy()) else second
+            node, shape = ir.node(draw.choice(_MADE_OF_TWO), [first, second]), longer.shape
+        elif kind == "mean" and rank:
+            axes = ir.val("axes", const_value=ir.tensor(np.array([-1]), name="axes"))
+            constant = ir.node("Constant", [], {"value": axes.const_value})
+            graph.append(constant)
+            node, shape = ir.node("ReduceMean", [first, constant.outputs[0]]), [*first.shape[:-1], 1]
+        elif rank:
+            node, shape = ir.node("Concat", [first, first], {"axis": 0}), [2 * first.shape[0], *first.shape[1:]]
+        else:
+            continue
+        node.outputs[0].shape, node.outputs[0].dtype = ir.Shape(shape), ir.DataType.FLOAT
+        graph.append(node)
+        values.append(node.outputs[0])
+    graph.outputs.append(values[-1])
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize("fusion", [FuseNormalizations, FuseRotations])
+def test_values_of_any_number_of_axes_pass_a_fusion(fusion):
+    for seed in range(300):
+        model = _random_graph(np.random.default_rng(seed))
+        operators = [node.op_type for node in model.graph]
+        fusion()(model)
+        assert [node.op_type for node in model.graph] == operators, f"seed {seed}"
 
 
 def test_slices_that_are_not_query_key_and_value_in_turn_stay_slices():
