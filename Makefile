@@ -19,7 +19,7 @@ define CHECK_PYTHON
 	+ sys.version.split()[0] + ": make PYTHON=/path/to/python3.12 ...")'
 endef
 
-.PHONY: help install lint proto proto-baseline client test test-benchmarks test-newest-torch test-ray test-clients serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
+.PHONY: help install dist version lint proto proto-baseline client test test-benchmarks test-newest-torch test-ray test-clients serve screenshots bench bench-shipped bench-compare bench-generation bench-classification bench-translation demo container-test sbom clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -122,6 +122,20 @@ $(DEMO_VENV)/.installed: Makefile constraints.txt proto/pyproject.toml server/py
 
 container-test: $(DEMO_VENV)/.installed ## Build the images and put their containers to the test; needs a Docker engine
 	$(DEMO_BIN)/python tests/container/run.py
+
+dist: ## Build the wheels and source archives of the five distributions into dist/, and check them
+	$(CHECK_PYTHON)
+	rm -rf build/dist dist
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/$(PIP_INSTALL) --quiet build check-wheel-contents hatchling twine
+	for folder in proto server client training export; do \
+		build/dist/bin/python -m build --quiet --no-isolation --outdir dist $$folder || exit 1; done
+	build/dist/bin/twine check --strict dist/*
+	build/dist/bin/check-wheel-contents --ignore W009 dist/*.whl  # two distributions hold two packages each
+
+version: ## Give all distributions a version: make version VERSION=1.0.0
+	@test -n "$(VERSION)" || { echo "Name the version: make version VERSION=1.0.0" >&2; exit 1; }
+	sed -i -E 's/^version = ".*"$$/version = "$(VERSION)"/; s/("headway-[a-z]+(\[[a-z,]+\])?==)[^"]+/\1$(VERSION)/' */pyproject.toml
 
 sbom: ## What is in the images' Python environments, with licences and known vulnerabilities, in build/sbom
 	$(CHECK_PYTHON)

@@ -35,7 +35,7 @@ from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_en
 from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
-PRECISIONS = ("int8-static", "int8", "fp32")
+PRECISIONS = ("int8-static", "int8", "int4", "fp32")
 _ENCODERS = {
     "OpenVINO int8 by NNCF": "openvino openvino nncf f32",
     "OpenVINO bf16": "openvino openvino fp32 bf16",
@@ -291,7 +291,8 @@ def huggingface(
     task = huggingface_models.SIZES[model][0]
     with _Run(f"huggingface {task}", locals()) as run:
         _say(f"{model}: looked for, and imported if this code has not done so yet (minutes)")
-        imported = huggingface_models.import_model(model)
+        others = [one for one in _chosen("precisions", precisions, PRECISIONS, exactly=True) if one != "fp32"]
+        imported = huggingface_models.import_model(model, ("fp32", *others))
         run.serve_random(imported, num_slots=128 if task == "translation" else 32)
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))

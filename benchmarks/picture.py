@@ -47,6 +47,23 @@ def draw(report: Mapping[str, Any], *, title: str, not_drawn: tuple[str, ...] = 
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def draw_bars(panels: Mapping[str, Mapping[str, float]], *, title: str, about: str) -> str:
+    """Draws panels side by side, each with a scale of its own; the first bar of a panel is headway's."""
+    height = _HEADER_HEIGHT + _TITLE_HEIGHT + (_BAR_HEIGHT + _BAR_STEP) * max(map(len, panels.values())) + _MARGIN
+    parts = _head(_MARGIN + _PANEL_WIDTH * len(panels), height, title, about)
+    for column, (name, bars) in enumerate(panels.items()):
+        left, top = _MARGIN + _PANEL_WIDTH * column, _HEADER_HEIGHT + _TITLE_HEIGHT
+        scale = (_BAR_WIDTH - _MARGIN) / max(bars.values())
+        parts.append(_text(left, top - 8, name, colour="#57606a"))
+        for index, (bar, value) in enumerate(bars.items()):
+            y = top + (_BAR_HEIGHT + _BAR_STEP) * index
+            place = f'x="{left}" y="{y + 15}" width="{value * scale:.1f}" height="{_BAR_HEIGHT - 2}"'
+            parts.append(_text(left, y + 11, bar))
+            parts.append(f'<rect {place} fill="{_COLOURS["peer" if index else "served"]}"/>')
+            parts.append(_text(left + value * scale + 4, y + 24, f"{value:,.3g}" if value < 10 else f"{value:,.0f}"))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
 def _head(width: int, height: int, title: str, about: str) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '

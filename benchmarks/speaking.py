@@ -6,13 +6,16 @@ trained ones. So many callers ask for a stream at the same moment, each of a tex
 second of audio takes: below 1 a stream plays without a stop. The sides take turns:
 
 - headway, int8 and fp32, served over gRPC;
-- Piper (contestants/piper.py) in its process, without a server, which gives the audio of a sentence at once.
+- Piper (contestants/piper.py) in its process, without a server, which gives the audio of a sentence at once;
+- a VITS of Piper's geometry and random weights, imported and served by headway: the same work as Piper's.
 """
 
 import asyncio
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +31,7 @@ import typer
 from benchmarks.contestants.headway import running_server
 from benchmarks.environments import python_of
 from benchmarks.machine import describe_run
-from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment
+from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment, tree_environment
 from headway_client import AsyncClient
 
 _PRECISIONS = ("int8", "fp32")
@@ -62,6 +65,9 @@ def main(
             server = stack.enter_context(running_server(ROOT, folder / "store", flags))
             sides[f"headway {precision}"] = partial(_speak_served, server.address, seconds)
         if not tiny:
+            _import_vits(folder / "vits", folder / "imported")
+            server = stack.enter_context(running_server(ROOT, folder / "imported", ["--precision", "fp32"]))
+            sides["headway, VITS of Piper's geometry, fp32"] = partial(_speak_served, server.address, seconds)
             try:
                 worker = stack.enter_context(_start_piper())
             except ContestantError as error:
@@ -180,6 +186,36 @@ def _export(checkpoint: Path, store: Path) -> None:
     from headway_server.bundles import Precision  # noqa: PLC0415
 
     export(from_checkpoint(checkpoint), ExportOptions(store=store, precisions=(Precision.FP32, Precision.INT8)))
+
+
+def _import_vits(folder: Path, store: Path) -> None:
+    """Writes a VITS with the geometry of Piper's `medium`, and imports it.
+
+    Its blocks have two convolutions a dilation, of which Piper's have one, so that it has half as many dilations.
+    """
+    import torch  # noqa: PLC0415 (of training and export alone)
+    import transformers  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    symbols = " " + "".join(sorted(set("".join(_TEXTS)) - {" "}))
+    sizes: dict[str, Any] = {
+        "sampling_rate": 22_050,
+        "upsample_initial_channel": 256,
+        "upsample_rates": [8, 8, 4],
+        "upsample_kernel_sizes": [16, 16, 8],
+        "resblock_kernel_sizes": [3, 5, 7],
+        "resblock_dilation_sizes": [[1], [2], [3]],
+    }
+    transformers.VitsModel(transformers.VitsConfig(vocab_size=len(symbols), **sizes)).save_pretrained(folder)
+    vocabulary = folder / "vocab.json"
+    vocabulary.write_text(json.dumps({symbol: index for index, symbol in enumerate(symbols)}), encoding="utf-8")
+    options: dict[str, Any] = {"phonemize": False, "pad_token": " ", "unk_token": "<unk>", "language": "eng"}
+    transformers.VitsTokenizer(str(vocabulary), **options).save_pretrained(folder)
+    command = [sys.executable, "-c", "from headway_export.cli import app; app()", "hf", str(folder)]
+    command += ["--store", str(store), "--precision", "fp32"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=tree_environment(ROOT))
+    if ended.returncode:
+        raise ContestantError(f"VITS cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
 
 
 if __name__ == "__main__":

@@ -2,27 +2,70 @@
 
 from __future__ import annotations
 
+import email
 import re
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import requires
+from itertools import chain
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
+import pytest
+from hatchling.builders.wheel import WheelBuilder
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 _FOLDERS = ("proto", "server", "client", "training", "export")
 
 
-def _project(root: Path, folder: str) -> dict[str, object]:
-    project: dict[str, object] = tomllib.loads((root / folder / "pyproject.toml").read_text())["project"]
+def _project(root: Path, folder: str) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((root / folder / "pyproject.toml").read_text())["project"]
     return project
+
+
+def _requirements(project: dict[str, Any]) -> list[Requirement]:
+    texts = chain(project["dependencies"], *project.get("optional-dependencies", {}).values())
+    return [Requirement(text) for text in texts]
 
 
 def test_all_distributions_have_one_version_and_one_licence(root: Path) -> None:
     projects = [_project(root, folder) for folder in _FOLDERS]
-    assert len({str(project["version"]) for project in projects}) == 1
+    [version] = {str(project["version"]) for project in projects}
     assert {project["license"] for project in projects} == {"Apache-2.0"}
     assert {project["requires-python"] for project in projects} == {">=3.11"}
+    assert {tuple(project["classifiers"]) for project in projects} == {tuple(projects[0]["classifiers"])}
+    own = [one for project in projects for one in _requirements(project) if one.name.startswith("headway-")]
+    assert {str(one.specifier) for one in own} == {f"=={version}"}
+    assert {(root / folder / "LICENSE").read_bytes() for folder in _FOLDERS} == {(root / "LICENSE").read_bytes()}
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+def test_every_library_of_a_distribution_has_a_lower_bound_that_the_pinned_version_meets(
+    root: Path, folder: str
+) -> None:
+    pinned = dict(re.findall(r"^(\S+)==(\S+)$", (root / "constraints.txt").read_text(), re.MULTILINE))
+    pins = {canonicalize_name(name): version for name, version in pinned.items()}
+    for one in _requirements(_project(root, folder)):
+        assert {bound.operator for bound in one.specifier} & {">=", "=="}, one
+        name = canonicalize_name(one.name)
+        if name in pins:
+            assert one.specifier.contains(pins[name]), one
+
+
+@pytest.mark.parametrize("folder", _FOLDERS)
+def test_a_wheel_holds_licence_readme_and_types(root: Path, folder: str, tmp_path: Path) -> None:
+    [wheel] = WheelBuilder(str(root / folder)).build(directory=str(tmp_path), versions=["standard"])
+    with ZipFile(wheel) as archive:
+        names = archive.namelist()
+        [described] = [name for name in names if name.endswith(".dist-info/METADATA")]
+        told = email.message_from_bytes(archive.read(described))
+    packages = {name.split("/")[0] for name in names if "/" in name} - {described.split("/")[0]}
+    assert f"{described.split('/')[0]}/licenses/LICENSE" in names
+    assert {f"{package}/py.typed" for package in packages} <= set(names)
+    assert str(told.get_payload()).startswith(f"# headway-{folder}\n")
+    assert not [name for name in names if name.endswith((".onnx", ".pyc"))]
 
 
 def _with_all_that_they_need(requirements: Iterable[str]) -> set[str]:

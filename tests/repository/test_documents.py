@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import runpy
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -107,9 +108,9 @@ def _told_compose_variables(root: Path) -> dict[str, str]:
 
 
 def _model_sizes(root: Path) -> dict[str, str]:
-    """Megabytes of the bundles of each row of the README."""
+    """Megabytes of the bundles of each row of the table of shipped models."""
     sizes = {}
-    for cells in rows(root / "README.md", "model | task"):
+    for cells in rows(root / "models/README.md", "model | task"):
         folders = [root / "models" / name for name in names(cells[0])]
         size = sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
         sizes[cells[0]] = f"{size / 1e6:.1f} MB"
@@ -215,11 +216,11 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: {folder.name for folder in (root / "deploy/kubernetes/components").iterdir()},
     ),
     "shipped models": (
-        lambda root: first_names(root / "README.md", "model | task"),
+        lambda root: first_names(root / "models/README.md", "model | task"),
         lambda root: {manifest.parents[1].name for manifest in (root / "models").glob("*/*/bundle.json")},
     ),
     "sizes of the shipped models": (
-        lambda root: {cells[0]: cells[2] for cells in rows(root / "README.md", "model | task")},
+        lambda root: {cells[0]: cells[2] for cells in rows(root / "models/README.md", "model | task")},
         _model_sizes,
     ),
     "documents": (
@@ -249,7 +250,8 @@ _TABLES: Mapping[str, tuple[Callable[[Path], Listed], Callable[[Path], Listed]]]
         lambda root: first_names(root / "docs/libraries.md", "library | reason"),
         lambda root: (
             set(re.findall(r"^[A-Za-z][\w-]*", (root / "requirements-dev.txt").read_text(), flags=re.MULTILINE))
-            | {"hatchling", "editables", "cyclonedx-bom", "pip-audit", "uv"}  # of the Makefile, and of docker/sbom.py
+            | {"build", "check-wheel-contents", "cyclonedx-bom", "editables", "hatchling", "pip-audit", "twine", "uv"}
+            # of the Makefile, and of docker/sbom.py
         ),
     ),
     "clients of others": (
@@ -325,3 +327,16 @@ def test_files_that_a_document_names_exist(root: Path, tracked_files: list[Path]
         if not any(end.endswith("/" + name) for end in ends)
     ]
     assert missing == []
+
+
+def test_the_picture_of_speed_is_that_of_the_table(root: Path) -> None:
+    script = runpy.run_path(str(root / "docs" / "speed.py"))
+    assert script["PICTURE"].read_text(encoding="utf-8") == script["picture"]()
+
+
+def test_the_readme_names_only_families_that_are_told_with_their_tests(root: Path) -> None:
+    told = (root / "docs/huggingface.md").read_text(encoding="utf-8").lower()
+    for _, families in rows(root / "README.md", "task | families"):
+        for family in re.split(r"[,;:] ", re.sub(r"\(.*?\)", "", families)):
+            [name, *_] = re.split(r" (?=\d|and)", family.strip())
+            assert name.lower() in told, family
