@@ -1,4 +1,4 @@
-"""Writes the picture and the recording of demo/samples, which the documents' commands name.
+"""Writes the pictures and the recording of demo/samples, which the documents' commands name.
 
 python demo/write_samples.py
 """
@@ -9,16 +9,20 @@ import io
 import wave
 from pathlib import Path
 
-from draw import draw_scene
+from draw import draw_pictures, draw_scene
 from examples import SAID, SAMPLES
 from server_process import running_server
 
 from headway_client import Client
 
+DRAWN = {"scene.png": draw_scene(), "dog.png": draw_pictures()["dog"]}
+"""The sample pictures, by file."""
+
 
 def main() -> None:
-    """Draws the picture, and has the shipped model speak word by word."""
-    (SAMPLES / "picture.png").write_bytes(draw_scene())
+    """Draws the pictures, and has the shipped model speak word by word."""
+    for name, picture in DRAWN.items():
+        (SAMPLES / name).write_bytes(picture)
     models = Path(__file__).parents[1] / "models"
     with (
         running_server(models) as (address, _),

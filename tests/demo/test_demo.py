@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "demo" / "samples"
 sys.path.insert(0, str(ROOT / "demo"))
 
-from draw import draw_pictures, draw_scene  # noqa: E402 (of the demo's folder)
+from draw import draw_pictures  # noqa: E402 (of the demo's folder)
 from examples import EXAMPLES, Example  # noqa: E402
 from page import show  # noqa: E402
 from server_process import running_server  # noqa: E402
+from write_samples import DRAWN  # noqa: E402
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -83,7 +84,7 @@ def test_another_store_says_what_it_has_no_model_for_and_answers_about_the_users
     ended = run_demo(
         "--store",
         str(tmp_path),
-        str(SAMPLES / "picture.png"),
+        str(SAMPLES / "scene.png"),
         "--audio",
         str(SAMPLES / "said.wav"),
     )
@@ -92,8 +93,8 @@ def test_another_store_says_what_it_has_no_model_for_and_answers_about_the_users
     assert "\n· TranslateText          A man rides a bicycle.    its model is not here " in ended.stdout
     assert "\n✓ ClassifyImage          a drawn ship " in ended.stdout
     labels, caption, transcript, last = ended.stdout.splitlines()[-4:]
-    assert labels.startswith("· ClassifyImage          picture.png ")
-    assert caption.startswith("· CaptionImage           picture.png               its model is not here")
+    assert labels.startswith("· ClassifyImage          scene.png ")
+    assert caption.startswith("· CaptionImage           scene.png                 its model is not here")
     assert transcript.startswith("· TranscribeSpeech       said.wav                  three seven one")
     assert "yours" in transcript
     assert "The server has stopped." in last
@@ -127,8 +128,10 @@ def test_a_store_without_bundles_ends_the_demo_with_the_servers_words(tmp_path: 
 
 def test_samples_are_small_and_the_documents_commands_can_take_them() -> None:
     assert sum(file.stat().st_size for file in SAMPLES.iterdir()) < 100_000
-    with Image.open(SAMPLES / "picture.png") as sample, Image.open(io.BytesIO(draw_scene())) as drawn:
-        assert sample.tobytes() == drawn.tobytes()
+    assert {file.name for file in SAMPLES.iterdir()} == {*DRAWN, "said.wav", "train.csv", "valid.csv"}
+    for name, picture in DRAWN.items():
+        with Image.open(SAMPLES / name) as sample, Image.open(io.BytesIO(picture)) as drawn:
+            assert sample.tobytes() == drawn.tobytes()
     rows = {}
     for part in ("train", "valid"):
         with (SAMPLES / f"{part}.csv").open(newline="") as file:
