@@ -36,20 +36,18 @@ def show(client: Client, examples: Iterable[Example], *, unchecked: str = "shown
         began_s = time.perf_counter()
         try:
             answer = example.answer(client, example.asked)
-            mark = "·" if example.expected is None else "✓" if example.is_right(answer) else "✗"
+            mark = "·" if not example.expected else "✓" if example.expected in answer else "✗"
         except (HeadwayError, OSError) as error:
             reason = error.reason if isinstance(error, CallError) else ""
             mark, answer = ("·", _UNANSWERED[reason]) if reason in _UNANSWERED else ("✗", str(error))
-            if reason == "WRONG_TASK" and example.expected is None:
+            if reason == "WRONG_TASK" and not example.expected:
                 without_model.append(example.rpcs)
                 continue
-        answer = f"{answer:.2f}" if isinstance(answer, float) else answer
-        expected = f"{example.expected} or more" if isinstance(example.expected, float) else example.expected
         if mark == "✗":
             failed.append(f"{example.rpcs} ({example.asked}): {answer}")
         typer.echo(
             f"{typer.style(mark, fg=_COLOURS.get(mark))} {_cut(example.rpcs, 22)} {_cut(example.asked, 25)} "
-            f"{_cut(answer, 25) if expected else answer.ljust(25)} {_cut(expected or unchecked, 15)} "
+            f"{_cut(answer, 25) if example.expected else answer.ljust(25)} {_cut(example.expected or unchecked, 15)} "
             f"{(time.perf_counter() - began_s) * 1e3:4.0f} ms"
         )
     if without_model:

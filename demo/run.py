@@ -34,6 +34,7 @@ def main(
     try:
         with running_server(store) as (address, ready):
             typer.echo(f"{ready.removeprefix('headway-server ')} after {time.perf_counter() - started_s:.1f} s")
+            typer.echo(f"  {'call':<22} {'asked':<25} {'answer':<25} {'expected':<15}    time")
             with Client(address, timeout_s=120) as client:
                 client.wait_ready()
                 failed = show(client, EXAMPLES, unchecked="shown")

@@ -63,18 +63,15 @@ def test_the_shipped_models_answer_examples_of_every_rpc_rightly_on_one_page(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 42
     assert max(map(len, lines)) <= 100
-    checked = sum(example.expected is not None for example in EXAMPLES)
+    checked = sum(bool(example.expected) for example in EXAMPLES)
     assert sum(line.startswith("✓") for line in lines) == checked
     assert lines[-2].startswith("· No model here can do AnswerQuestion, ")
 
 
-@pytest.mark.parametrize(("answer", "expected"), [("a person 61%", "a ship"), (0.79, 0.8)])
-def test_a_wrong_answer_is_marked_and_returned(
-    answer: str | float, expected: str | float, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_answer_is_marked_and_returned(capsys: pytest.CaptureFixture[str]) -> None:
     with Client("127.0.0.1:1") as client:
-        failed = show(client, [Example("ClassifyImage", "a drawn ship", lambda *_: answer, expected)])
-    assert failed == [f"ClassifyImage (a drawn ship): {answer}"]
+        failed = show(client, [Example("ClassifyImage", "a drawn ship", lambda *_: "a person 61%", "ship")])
+    assert failed == ["ClassifyImage (a drawn ship): a person 61%"]
     assert capsys.readouterr().out.startswith("✗ ClassifyImage          a drawn ship")
 
 
