@@ -109,8 +109,8 @@ bench-translation: install ## Measure a Transformer base, greedy and with beams,
 bench-classification: install ## Measure BERT-base and ViT-B/16 beside other servers and a gRPC echo
 	$(BIN)/python -m benchmarks classification $(ARGS)
 
-demo: $(DEMO_VENV)/.installed ## A real server, and every call answered (no torch); IMAGES="FILE ..." adds your pictures
-	$(DEMO_BIN)/python demo/run.py $(IMAGES)
+demo: $(DEMO_VENV)/.installed ## A real server, and checked answers of every call (no torch); IMAGES="FILE ..." AUDIO="FILE ..." add your files
+	$(DEMO_BIN)/python demo/run.py $(IMAGES) $(addprefix --audio ,$(AUDIO))
 
 # What serving needs, and no more: the same three distributions as the images, from this tree.
 $(DEMO_VENV)/.installed: Makefile constraints.txt proto/pyproject.toml server/pyproject.toml client/pyproject.toml

@@ -1,4 +1,4 @@
-"""Draws pictures of things that an image model trained on CIFAR-10 knows, so that the demo needs no downloads.
+"""Draws pictures of things that the shipped models know, so that the demo needs no downloads.
 
 python demo/draw.py FOLDER    writes them as PNG files
 """
@@ -19,6 +19,10 @@ SIZE = 128
 
 Colour = tuple[int, int, int]
 
+SKY: Colour = (70, 120, 190)
+STAR: Colour = (255, 200, 60)
+"""Colour of the scene's star, and of nothing else in it."""
+
 
 def draw_pictures() -> dict[str, bytes]:
     """Returns every picture as PNG, by what it shows."""
@@ -26,19 +30,18 @@ def draw_pictures() -> dict[str, bytes]:
 
 
 def draw_scene() -> bytes:
-    """Returns a picture of a star and a balloon as PNG, for a model that finds objects."""
-    image = Image.new("RGB", (320, 240), (70, 120, 190))
+    """Returns a picture of a star and a balloon as PNG, for models that find and cut out objects."""
+    image = Image.new("RGB", (320, 240), SKY)
     draw = ImageDraw.Draw(image)
-    reaches = [60 if corner % 2 == 0 else 27 for corner in range(10)]
-    angles = [math.pi * corner / 5 for corner in range(10)]
     corners = [
-        (90 + reach * math.sin(angle), 90 - reach * math.cos(angle))
-        for reach, angle in zip(reaches, angles, strict=True)
+        (90 + reach * math.sin(math.pi * corner / 5), 120 - reach * math.cos(math.pi * corner / 5))
+        for corner, reach in enumerate((55, 27.5) * 5)
     ]
-    draw.polygon(corners, fill=(255, 200, 60))
-    draw.ellipse((200, 40, 280, 130), fill=(220, 50, 50))
-    draw.polygon([(240, 128), (232, 142), (248, 142)], fill=(220, 50, 50))
-    draw.line((240, 142, 244, 220), fill=(90, 90, 90), width=3)
+    draw.polygon(corners, fill=STAR)
+    draw.ellipse((194, 48, 274, 144), fill=(220, 50, 50))
+    draw.ellipse((210, 65, 228, 89), fill=(240, 130, 130))
+    draw.polygon([(234, 142), (224, 156), (244, 156)], fill=(187, 42, 42))
+    draw.line((234, 156, 238, 226), fill=(90, 90, 90), width=3)
     return _encode(image)
 
 
@@ -146,6 +149,24 @@ def _horse() -> Image.Image:
     return image
 
 
+def _dog() -> Image.Image:
+    """A brown dog that runs over a meadow."""
+    image = _mottled((96, 150, 60), (74, 126, 44), seed=9)
+    image.paste(_shaded((150, 190, 225), (205, 222, 232)).crop((0, 0, SIZE, 40)), (0, 0))
+    draw = ImageDraw.Draw(image)
+    brown, dark = (140, 84, 40), (84, 48, 24)
+    for hip, foot, colour in ((40, 22, brown), (48, 40, dark), (84, 98, dark), (92, 112, brown)):
+        draw.line((hip, 74, foot, 106), fill=colour, width=8)
+    draw.line((34, 62, 12, 44), fill=brown, width=6)
+    draw.ellipse((28, 52, 98, 84), fill=brown)
+    draw.ellipse((82, 34, 112, 62), fill=brown)
+    draw.polygon([(104, 42), (124, 52), (122, 60), (104, 60)], fill=brown)
+    draw.ellipse((82, 36, 94, 62), fill=dark)
+    draw.ellipse((118, 50, 125, 56), fill=(20, 16, 14))
+    draw.ellipse((101, 42, 105, 46), fill=(10, 8, 8))
+    return image
+
+
 _PAINTERS: Mapping[str, Callable[[], Image.Image]] = {
     "ship": _ship,
     "airplane": _airplane,
@@ -153,6 +174,7 @@ _PAINTERS: Mapping[str, Callable[[], Image.Image]] = {
     "truck": _truck,
     "frog": _frog,
     "horse": _horse,
+    "dog": _dog,
 }
 
 

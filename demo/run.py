@@ -1,8 +1,8 @@
-"""Starts a real server on the shipped models and calls every RPC.
+"""Starts a real server on the shipped models and puts examples of every RPC to it.
 
-    python demo/run.py [IMAGE]... [--store models]
+    python demo/run.py [IMAGE]... [--audio FILE]... [--store models]
 
-The exit code is 0 if every call was answered, 1 if one failed, 2 if an image or the store does not exist.
+The exit code is 0 if no answer was wrong, 1 if one was or a call failed, 2 if a file or the store does not exist.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from calls import Calls
+from examples import EXAMPLES, examples_of
+from page import show
 from server_process import ServerFailedError, running_server
 
 from headway_client import Client
 
 
 def main(
-    images: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Image files to classify too.")
-    ] = None,
+    images: Annotated[list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Your images.")] = None,
+    audio: Annotated[list[Path] | None, typer.Option("--audio", help="Your recordings.")] = None,
     store: Annotated[Path, typer.Option("--store", help="Folder of the bundles.")] = Path("models"),
 ) -> None:
-    """Starts a real server on the shipped models and calls every RPC."""
-    for path in images or ():
+    """Starts a real server on the shipped models and puts examples of every RPC to it."""
+    for path in (*(images or ()), *(audio or ())):
         if not path.is_file():
             _fail(f"{path}: no such file", 2)
     if not store.is_dir():
@@ -33,16 +33,17 @@ def main(
     started_s = time.perf_counter()
     try:
         with running_server(store) as (address, ready):
-            typer.echo(f"{ready} after {time.perf_counter() - started_s:.1f} s")
+            typer.echo(f"{ready.removeprefix('headway-server ')} after {time.perf_counter() - started_s:.1f} s")
+            typer.echo(f"  {'call':<22} {'asked':<25} {'answer':<25} {'expected':<15}    time")
             with Client(address, timeout_s=120) as client:
                 client.wait_ready()
-                failed = Calls(client).call_every_rpc(images or [])
+                failed = show(client, EXAMPLES, unchecked="shown")
+                failed += show(client, examples_of(images or (), audio or ()), unchecked="yours")
     except ServerFailedError as error:
         _fail(str(error), 1)
-    typer.echo()
     if failed:
-        _fail(f"failed: {', '.join(failed)}", 1)
-    typer.echo(f"Every call was answered; {time.perf_counter() - started_s:.1f} s in all. The server has stopped.")
+        _fail(f"wrong or failed: {'; '.join(failed)}", 1)
+    typer.echo(f"No answer was wrong; {time.perf_counter() - started_s:.1f} s in all. The server has stopped.")
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

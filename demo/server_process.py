@@ -31,7 +31,11 @@ def running_server(store: Path) -> Iterator[tuple[str, str]]:
     # Settings of other servers in the environment must not change this one.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWAY_")}
     command = [sys.executable, "-m", "headway_server", "--store", str(store), "--host", "127.0.0.1", "--port", "0"]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+    ):
+        command += ["--routes-file", str(Path(folder) / "routes.json")]  # the store keeps its own
         process = subprocess.Popen(  # noqa: S603 (our own program; the store is one argument)
             command, stdout=subprocess.PIPE, stderr=log, env=environment, text=True
         )
@@ -55,9 +59,10 @@ def _ready_line(process: subprocess.Popen[str]) -> str | None:
 
     def read() -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(_READY):
-                lines.put(line.strip())
+        with process.stdout as output:
+            for line in output:
+                if line.startswith(_READY):
+                    lines.put(line.strip())
         lines.put(None)
 
     threading.Thread(target=read, name="server-output", daemon=True).start()

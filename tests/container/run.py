@@ -27,7 +27,8 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "demo"))
 
-from calls import Calls  # noqa: E402 (of the demo's folder)
+from examples import EXAMPLES  # noqa: E402 (of the demo's folder)
+from page import show  # noqa: E402
 
 from headway_client import Client  # noqa: E402
 
@@ -187,9 +188,9 @@ def started() -> dict[str, Any]:
 
 
 def called(address: str) -> dict[str, Any]:
-    """One call of each RPC from outside, and one whose constraint is tried in a process of its own."""
+    """Examples of every RPC from outside, and a call whose constraint is tried in a process of its own."""
     with contextlib.redirect_stdout(io.StringIO()) as said, Client(address, timeout_s=120) as client:
-        failed = Calls(client).call_every_rpc([])
+        failed = show(client, EXAMPLES)
         answer = client.generate_text(["To be"], choices=["yes", "no"], max_new_tokens=8)
     check(not failed, f"failed: {failed}\n{said.getvalue()}")
     with urllib.request.urlopen("http://127.0.0.1:8080/v2/health/ready", timeout=10) as ready:

@@ -1,0 +1,62 @@
+"""Puts examples to a server and prints a line for each, such that those of the demo fit a page of 100 columns."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterable
+
+import typer
+from examples import Example
+
+from headway_client import CallError, Client, HeadwayError
+
+_UNANSWERED = {
+    "FORBIDDEN": "not allowed to this caller",
+    "MODEL_NOT_FOUND": "its model is not here",
+    "WRONG_TASK": "no model here can do this",
+}
+"""What a line says in place of an answer, by the reason of an error that is nobody's mistake."""
+_COLOURS = {"✓": typer.colors.GREEN, "✗": typer.colors.RED}
+
+
+def show(client: Client, examples: Iterable[Example], *, unchecked: str = "shown") -> list[str]:
+    """Prints the calls of each example, what was asked, the answer, what was expected, and the time.
+
+    Args:
+        client: A client of the server.
+        examples: The examples.
+        unchecked: Stands for what was expected where an answer is not checked.
+
+    Returns:
+        The examples that were answered wrongly or failed, with their answers.
+    """
+    failed, without_model = [], []
+    for example in examples:
+        began_s = time.perf_counter()
+        try:
+            answer = example.answer(client, example.asked)
+            mark = "·" if not example.expected else "✓" if example.expected in answer else "✗"
+        except (HeadwayError, OSError) as error:
+            reason = error.reason if isinstance(error, CallError) else ""
+            mark, answer = ("·", _UNANSWERED[reason]) if reason in _UNANSWERED else ("✗", str(error))
+            if reason == "WRONG_TASK" and not example.expected:
+                without_model.append(example.rpcs)
+                continue
+        if mark == "✗":
+            failed.append(f"{example.rpcs} ({example.asked}): {answer}")
+        typer.echo(
+            f"{typer.style(mark, fg=_COLOURS.get(mark))} {_cut(example.rpcs, 22)} {_cut(example.asked, 25)} "
+            f"{_cut(answer, 25) if example.expected else answer.ljust(25)} {_cut(example.expected or unchecked, 15)} "
+            f"{(time.perf_counter() - began_s) * 1e3:4.0f} ms"
+        )
+    if without_model:
+        text = f"No model here can do {', '.join(without_model)}."
+        typer.echo(textwrap.fill(text, 100, initial_indent="· ", subsequent_indent="  "))
+    return failed
+
+
+def _cut(text: str, width: int) -> str:
+    """Returns a text on one line, of that width."""
+    text = " ".join(text.split())
+    return f"{text[: width - 1]}…" if len(text) > width else text.ljust(width)
