@@ -38,6 +38,7 @@ from headway_training.contract import check_contract
 from headway_training.data.checksums import Checksums
 from headway_training.data.examples import Splits
 from headway_training.data.sources import (
+    OWN_LICENSE,
     OwnData,
     data_folder,
     find_unchecked_files,
@@ -195,10 +196,7 @@ def run_training(options: RunOptions, console: Console) -> Path:
     described |= {"data_sha256": checksums.whole} if checksums.files else {}
     recipe, source = _open_folder(_open_module(recipe))
     splits, task = _read_data(options, recipe, accelerator, source)
-    if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
-        own = options.own_data
-        sentence = find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)
-        recipe = recipe.model_copy(update={"description": sentence})
+    recipe = _describe_own(options, recipe, splits)
     try:
         sizing = _size_up(options, recipe, task, accelerator, source)
         model = _build(recipe, task, options.seed, source)
@@ -453,6 +451,22 @@ def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
         console.print(f"baseline ({baseline.name}): {baseline.metric} {baseline.value:.4g}", highlight=False)
     console.print(f"{record.step_count:,} steps, {record.epoch_count} epochs, {record.wall_time_s:,.0f} s")
     console.print(f"export it with: headway-export {folder} --store models", highlight=False, soft_wrap=True)
+
+
+def _describe_own(options: RunOptions, recipe: Recipe, splits: Splits[Any]) -> Recipe:
+    """The recipe with a description and a licence that hold for the user's own data; what `--set` states stays.
+
+    A licence in a recipe of the package is about its data set. One in a file of the user's is theirs, and that of a
+    model folder is about its weights, as is that of a checkpoint that the run starts from.
+    """
+    own, stated = options.own_data, {parse_setting(setting)[0] for setting in options.settings}
+    if own is None:
+        return recipe
+    changed = {"description": find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)}
+    if not options.recipe.endswith(".toml") and recipe.architecture != HUGGINGFACE:
+        start = recipe.init.checkpoint
+        changed["license"] = OWN_LICENSE if start is None else read_checkpoint(start).license
+    return recipe.model_copy(update={key: value for key, value in changed.items() if key not in stated})
 
 
 def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
