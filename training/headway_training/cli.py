@@ -9,8 +9,10 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from headway_training.errors import EvaluationError, StoppedError, TrainingError
+from headway_training.errors import EvaluationError, RecipeError, StoppedError, TrainingError
+from headway_training.factory import check_factory
 
 # Commands import what they need when they run: torch takes seconds to load, and --help needs none of it.
 
@@ -32,8 +34,21 @@ DataDir = Annotated[
 
 def _fail(error: TrainingError) -> NoReturn:
     """Shows an error to the user; it says what to do, so no traceback is shown."""
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", Text(str(error)), highlight=False)
     raise typer.Exit(1)
+
+
+def _check_module(module: str | None) -> None:
+    """Checks that a module of the user's own is there, before torch is imported.
+
+    Raises:
+        RecipeError: It is not.
+    """
+    try:
+        if module is not None:
+            check_factory(module, default=None)
+    except ValueError as error:
+        raise RecipeError(f"--module {error}") from error
 
 
 @app.command("run")
@@ -85,11 +100,13 @@ def run(
     On several devices: `accelerate launch -m headway_training run RECIPE`, or
     `torchrun --nproc-per-node N -m headway_training run RECIPE`.
     """
-    from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
-    from headway_training.run import RunOptions, run_training  # noqa: PLC0415
-
     console = Console(soft_wrap=True)
     try:
+        _check_module(module)
+
+        from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
+        from headway_training.run import RunOptions, run_training  # noqa: PLC0415
+
         options = RunOptions(
             recipe=recipe,
             settings=tuple(set_ or ()),

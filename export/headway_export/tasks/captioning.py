@@ -27,7 +27,6 @@ from headway_training.models.protocols import ImageToText
 class Captioning(EncoderDecoder):
     """Captions of images, in one language or several."""
 
-    needed_flags = ("--tokenizer", "--preprocessing")
     metrics = (Metric(name="cider", allowed_loss=1.0),)
 
     shows_no_attention = "each caption brings its attention to the image"

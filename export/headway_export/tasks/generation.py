@@ -94,7 +94,6 @@ class Generation(ExportTask):
     """A decoder, with a cache of keys and values or with a state."""
 
     metrics = (Metric(name="nats_per_character", allowed_loss=0.02, higher_is_better=False),)
-    needed_flags = ("--tokenizer",)
     optional_flags: ClassVar[tuple[str, ...]] = ("--chat-template",)
     takes_int4: ClassVar[bool] = True
     has_cache = True

@@ -52,7 +52,6 @@ _SOURCES_AT_A_TIME = 4
 class EncoderDecoder(ExportTask):
     """An encoder and a decoder, whatever the source is."""
 
-    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
     has_cache = True
     more_outputs = RankLogits  # which nearly every step needs
     words_of_total = "What it writes has"
@@ -261,7 +260,6 @@ class Translation(TextToText):
     """Texts in another language."""
 
     is_read = True
-    needed_flags = ("--tokenizer", "--languages")
     metrics = (Metric(name="sacrebleu", allowed_loss=0.5),)
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:
