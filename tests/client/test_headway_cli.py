@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from headway.v1 import common_pb2
@@ -464,23 +466,38 @@ def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyP
     assert run("scan-store", "--json").stdout == ""
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["generate-image", "a", "-o"],
-        ["speak", "a", "--format", "wav", "-o"],
-        ["caption", "IMAGE", "--attention"],
-        ["segment", "IMAGE", "--everything", "--output"],
-        ["segment", "IMAGE", "--everything", "--overlay"],
-        ["inspect-text", "a", "--picture"],
-        ["inspect-image", "IMAGE", "--picture"],
-        ["inspect-generation", "a", "--picture"],
-        ["inspect-translation", "a", "--picture"],
-        ["load", "classify-text", "--concurrency", "1", "--report"],
-        ["load", "classify-text", "--concurrency", "1", "--html"],
-    ],
-    ids=" ".join,
-)
+WRITING = [
+    ["generate-image", "a", "--output"],
+    ["speak", "a", "--format", "wav", "--output"],
+    ["caption", "IMAGE", "--attention"],
+    ["segment", "IMAGE", "--everything", "--output"],
+    ["segment", "IMAGE", "--everything", "--overlay"],
+    ["classify-pixels", "IMAGE", "--output"],
+    ["classify-pixels", "IMAGE", "--overlay"],
+    ["estimate-depth", "IMAGE", "--output"],
+    ["inspect-text", "a", "--picture"],
+    ["inspect-image", "IMAGE", "--picture"],
+    ["inspect-generation", "a", "--picture"],
+    ["inspect-translation", "a", "--picture"],
+    ["infer", "model", "--input", "x=[1]", "--output"],
+    ["load", "classify-text", "--concurrency", "1", "--report"],
+    ["load", "classify-text", "--concurrency", "1", "--html"],
+    ["load-compare", "IMAGE", "IMAGE", "--html"],
+]
+
+
+def test_every_flag_that_writes_a_file_is_tried() -> None:
+    flags = {
+        (name, parameter.opts[0])
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]  # of a group
+        for parameter in command.params
+        if "FILE" in (parameter.metavar or "")
+        and re.match("Write .*|PNG file|Audio file|Draw .* FILE", parameter.help or "")
+    }
+    assert flags == {(words[0], words[-1]) for words in WRITING}
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
 def test_a_file_in_no_folder_is_refused_before_a_call_is_made(command: list[str], tmp_path: Path, server: Any) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(b"x")
