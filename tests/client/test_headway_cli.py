@@ -487,12 +487,12 @@ WRITING = [
 
 
 def test_every_flag_that_writes_a_file_is_tried() -> None:
+    writes = "Write .*|PNG file|Audio file|Draw .* FILE"
     flags = {
         (name, parameter.opts[0])
         for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]  # of a group
         for parameter in command.params
-        if "FILE" in (parameter.metavar or "")
-        and re.match("Write .*|PNG file|Audio file|Draw .* FILE", parameter.help or "")
+        if "FILE" in (parameter.metavar or "") and re.match(writes, parameter.help or "")
     }
     assert flags == {(words[0], words[-1]) for words in WRITING}
 

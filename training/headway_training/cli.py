@@ -30,6 +30,10 @@ EXIT_DIFFERS = 3
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads on a CPU. Default: as many as cores are free; OMP_NUM_THREADS, if it is set.", min=1),
+]
 
 
 def _fail(error: TrainingError) -> NoReturn:
@@ -94,6 +98,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
     max_steps: Annotated[int | None, typer.Option(help="Most optimizer steps.", min=1)] = None,
+    threads: Threads = None,
 ) -> None:
     """Trains a model and leaves a checkpoint in OUTPUT/checkpoint.
 
@@ -119,6 +124,7 @@ def run(
             seed=seed,
             max_steps=max_steps,
             resume=resume,
+            threads=threads,
         )
         run_training(options, console)
     except StoppedError as error:
@@ -150,6 +156,7 @@ def scale(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
+    threads: Threads = None,
 ) -> None:
     """Trains pilots of several sizes and lengths, fits a scaling law to their losses, and advises what to train.
 
@@ -169,6 +176,7 @@ def scale(
             output=output or Path("runs") / f"{Path(recipe).stem}-scale",
             seed=seed,
             resume=resume,
+            threads=threads,
         )
         for_pilots = parse_budget(budget, flops=False)
         run_scaling(options, for_pilots, None if target is None else parse_budget(target), console)

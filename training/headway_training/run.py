@@ -46,7 +46,7 @@ from headway_training.data.sources import (
 )
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError, TrainingError
-from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
+from headway_training.hardware import describe_hardware, free_threads, keep_freed_memory, library_versions
 from headway_training.kinds import find_task
 from headway_training.models import (
     ARCHITECTURES,
@@ -99,6 +99,8 @@ class RunOptions:
     """Most optimizer steps; None: the recipe's."""
     resume: bool = False
     """Whether to go on with the run in `output`."""
+    threads: int | None = None
+    """Threads on the CPU; None: those that a resumed run had, or as many as cores are free."""
 
     @property
     def folder(self) -> Path:
@@ -194,6 +196,9 @@ def run_training(options: RunOptions, console: Console) -> Path:
     accelerator = _make_accelerator(options, recipe)
     checksums, note = _check_data(options, recipe, accelerator, stored)
     described |= {"data_sha256": checksums.whole} if checksums.files else {}
+    if accelerator.device.type == "cpu":
+        torch.set_num_threads(options.threads or (stored or {}).get("threads") or free_threads())
+    described |= {"threads": torch.get_num_threads()}
     recipe, source = _open_folder(_open_module(recipe))
     splits, task = _read_data(options, recipe, accelerator, source)
     recipe = _describe_own(options, recipe, splits)
@@ -537,7 +542,7 @@ def _check_folder(
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     stored = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
-    keys = (before.keys() | after.keys()) - {"data_sha256", *(f"recipe.{key}" for key in unread)}
+    keys = (before.keys() | after.keys()) - {"data_sha256", "threads", *(f"recipe.{key}" for key in unread)}
     changed = sorted(key for key in keys if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])
