@@ -60,7 +60,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
+    add_completion=False,  # its flags would be taken for those of the command that is meant where none is named
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Exports models to bundles, each proved to compute the same function. CHECKPOINT, or --model, may be given "

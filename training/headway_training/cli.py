@@ -20,7 +20,6 @@ app = typer.Typer(
     name="headway-train",
     help="Trains transformer models by recipes, on public data sets or on your own data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
