@@ -78,6 +78,7 @@ from headway_training.checkpoint import (
 from headway_training.errors import DataError, TrainingError
 from headway_training.models import CLIP
 from headway_training.models.own import find_factory, raised
+from headway_training.models.protocols import lacking
 from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -667,10 +668,13 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
     Raises:
         SourceError: It does not state them.
     """
+    exported = task_of(task)
     try:
-        return task_of(task).limits(module)
+        return exported.limits(module)
     except (AttributeError, TypeError) as error:
-        raise SourceError(f"{type(module).__name__}: {error}; {task} needs it (docs/bring-your-own.md)") from error
+        lacks = ", ".join(map(repr, lacking(module, *exported.protocols)))
+        what = f"has no {lacks}" if lacks else f"does not say how long its inputs are ({error})"
+        raise SourceError(f"{type(module).__name__} {what}; {task} needs it (docs/bring-your-own.md)") from error
 
 
 def _exportable(task: str) -> Task:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.signing import app as signing_app
+from headway_export.source import limits_of
 from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 
@@ -292,6 +293,19 @@ def test_what_a_factory_raises_is_told_with_its_line_and_no_traceback(tmp_path, 
     result = CliRunner().invoke(app, [*arguments, "--task", "image_embedding", "--name", "mine"])
     assert (result.exit_code, type(result.exception)) == (1, SystemExit)
     assert f"KeyError: 'missing' (fails_at_{where}.py, line {body.count(chr(10))})" in result.output
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ("generation", "'max_length', 'hidden_states', 'logits'; generation"),
+        ("translation", "'max_source_length', 'max_target_length', 'encode_source', 'step'; translation"),
+        ("segmentation", "'mask_size', 'encoder', 'decoder'; segmentation"),
+    ],
+)
+def test_all_that_a_module_lacks_is_named_at_once(task, named):
+    with pytest.raises(SourceError, match=f"^Linear has no {named} needs it"):
+        limits_of(torch.nn.Linear(1, 1), Task(task))
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path, tokenizer_file):

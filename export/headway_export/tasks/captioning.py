@@ -28,7 +28,7 @@ class Captioning(EncoderDecoder):
     """Captions of images, in one language or several."""
 
     metrics = (Metric(name="cider", allowed_loss=1.0),)
-
+    protocols = (ImageToText,)
     shows_no_attention = "each caption brings its attention to the image"
 
     def limits(self, module: nn.Module) -> Limits:

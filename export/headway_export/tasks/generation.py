@@ -95,6 +95,7 @@ class Generation(ExportTask):
 
     metrics = (Metric(name="nats_per_character", allowed_loss=0.02, higher_is_better=False),)
     optional_flags: ClassVar[tuple[str, ...]] = ("--chat-template",)
+    protocols: ClassVar[tuple[type, ...]] = (Decoder, HybridDecoder, StatefulDecoder)
     takes_int4: ClassVar[bool] = True
     has_cache = True
     attends_by_operator = False

@@ -66,6 +66,8 @@ class ExportTask(ABC):
     """True if factories make none."""
     optional_flags: ClassVar[tuple[str, ...]] = ()
     """What a model of a factory takes besides the flags that its bundle needs (`requirements.py`)."""
+    protocols: ClassVar[tuple[type, ...]] = ()
+    """Of which a module follows one; none: it is called, and needs no more than what is told of a call."""
     own_kind: ClassVar[Kind | None] = None
     """What a row of answers is; None: a choice, or several where the source says so."""
     needs_evaluation: ClassVar[bool] = False

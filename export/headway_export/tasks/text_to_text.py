@@ -40,6 +40,7 @@ from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 from headway_server.runtime import Session, give_back_memory
 from headway_server.tasks.text.model import text_tensors
+from headway_training.models import protocols
 from headway_training.models.protocols import is_recurrent
 
 _NUM_BEAMS = 2
@@ -200,6 +201,7 @@ class EncoderDecoder(ExportTask):
 class TextToText(EncoderDecoder):
     """Texts of texts."""
 
+    protocols: ClassVar[tuple[type, ...]] = (protocols.EncoderDecoder, protocols.RecurrentEncoderDecoder)
     is_read: ClassVar[bool] = False
     attention_graph = EncoderDecoderAttentionGraph
     inspection = "inspect-translation TEXT"
