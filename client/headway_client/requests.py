@@ -645,19 +645,18 @@ def _take_ids(values: dict[str, Any]) -> int:
 
 def embed_image(images: Images = (), **options: Unpack[EmbedImageOptions]) -> Iterator[Call[Answer[ImageEmbedding]]]:
     """EmbedImage, in as many calls as the limits of a call require. Files are read call by call."""
-    many: Sequence[Image] = images if _is_list(images) else [images]  # type: ignore[list-item]
-    if (given := options.get("image_ids")) is not None and not many:
+    contents = _as_images("images", images)
+    if (given := options.get("image_ids")) is not None and not contents:
         ids = as_texts("image_ids", given)
         for part in _parts([0] * len(ids), MAX_IMAGES, MAX_IMAGE_BYTES):
             values = _values(EmbedImageOptions, options) | {"image_ids": ids[part]}
             call = _unary("EmbedImage", values, ImageEmbedding, len(ids[part]))
             yield replace(call, first={"image_ids": part.start})
         return
-    for part in _parts([_image_bytes(image) for image in many], MAX_IMAGES, MAX_IMAGE_BYTES):
-        contents = _as_images("images", many[part])
-        values = _values(EmbedImageOptions, options, images=contents)
+    for part in _parts([_image_bytes(image) for image in contents], MAX_IMAGES, MAX_IMAGE_BYTES):
+        values = _values(EmbedImageOptions, options, images=contents[part])
         _take_ids(values)
-        call = _unary("EmbedImage", values, ImageEmbedding, len(contents))
+        call = _unary("EmbedImage", values, ImageEmbedding, len(contents[part]))
         yield replace(call, first={"images": part.start})
 
 
@@ -1103,11 +1102,9 @@ def _read(value: bytes | Path | Sequence[bytes | Path]) -> bytes | list[bytes]:
     return [each.read_bytes() if isinstance(each, Path) else each for each in value]
 
 
-def _image_bytes(image: object) -> int:
-    """Returns the size of an image in bytes; 0 for a wrong type, which is refused later."""
-    if isinstance(image, str | os.PathLike):
-        return Path(image).stat().st_size
-    return len(image) if isinstance(image, bytes) else 0
+def _image_bytes(image: bytes | Path) -> int:
+    """Returns the size of an image in bytes."""
+    return image.stat().st_size if isinstance(image, Path) else len(image)
 
 
 def _parts(sizes: Sequence[int], max_count: int, max_bytes: int) -> Iterator[slice]:

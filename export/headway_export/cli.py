@@ -19,6 +19,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from headway_export.errors import ExportError, SourceError
+from headway_export.requirements import check_given, check_own
 from headway_server.bundles import (
     CHAT_TEMPLATE_FILE,
     Bundle,
@@ -35,6 +36,8 @@ from headway_server.bundles.tags import Aggregation, TagScheme
 from headway_server.errors import ServerError
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
     from headway_export.exporter import ExportOptions
     from headway_export.source import ExportSource
 
@@ -57,7 +60,7 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
+    add_completion=False,  # its flags would be taken for those of the command that is meant where none is named
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Exports models to bundles, each proved to compute the same function. CHECKPOINT, or --model, may be given "
@@ -197,14 +200,34 @@ def main(
 ) -> None:
     """Export CHECKPOINT, or a module of your own with --model, and prove that the export computes the same function."""
     with _reporting(exit_code=1):
-        from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
-        from headway_export.given import GivenInputs  # noqa: PLC0415
-        from headway_export.source import from_factory, make_tagging  # noqa: PLC0415
-
         if (checkpoint is None) == (model is None):
             raise SourceError("give either CHECKPOINT or --model")
         if checkpoint is not None:
             _check_flags_of_checkpoint(context)
+        if model is not None:
+            check_given(
+                model,
+                {
+                    "--weights": weights,
+                    "--task": task,
+                    "--name": name,
+                    "--tokenizer": tokenizer,
+                    "--labels": labels,
+                    "--languages": languages,
+                    "--preprocessing": preprocessing,
+                    "--chat-template": chat_template,
+                    "--evaluation": evaluation,
+                    "--texts": texts,
+                    "--images": images,
+                    "--audio": audio,
+                },
+            )
+
+        from headway_export.exporter import ExportOptions  # noqa: PLC0415 (see above)
+        from headway_export.given import GivenInputs  # noqa: PLC0415
+        from headway_export.source import from_factory, make_tagging  # noqa: PLC0415
+
+        if checkpoint is not None:
             sources = _sources_of(checkpoint, name)
             found = " and ".join(source.task for source in sources)
             sources = tuple(source for source in sources if task in (None, source.task))
@@ -212,8 +235,9 @@ def main(
                 raise SourceError(f"{checkpoint}: is of task {found}, and --task {task} was asked for")
         else:
             assert model is not None, "one of the two is given"
-            if weights is None or task is None or name is None:
-                raise SourceError("--model needs --weights, --task and --name")
+            assert weights is not None, "`check_given` demands it"
+            assert task is not None, "likewise"
+            assert name is not None, "likewise"
             tokens = {"pad": pad_token, "bos": bos_token, "eos": eos_token, "unk": unk_token}
             own = from_factory(
                 model,
@@ -476,6 +500,8 @@ def tensors(
 ) -> None:
     """Trace a module with named inputs and outputs, and prove it; it answers named tensors."""
     with _reporting(exit_code=2):
+        check_own(model)
+
         from headway_export.onnx_file import name_of_model  # noqa: PLC0415 (see above)
         from headway_export.torch_module import source_from_tensors  # noqa: PLC0415
 
@@ -674,7 +700,8 @@ def _preprocessing(file: Path) -> ImagePreprocessing:
     try:
         return ImagePreprocessing.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SourceError(f"{file}: cannot be read as image_preprocessing ({error}); see docs/bundle.md") from error
+        why = _message(error)
+        raise SourceError(f"{file}: cannot be read as image_preprocessing ({why}); see docs/bundle.md") from error
 
 
 def _languages(pair: str) -> Languages:
@@ -686,8 +713,12 @@ def _languages(pair: str) -> Languages:
 
 def _message(error: Exception) -> str:
     if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        return "; ".join(": ".join(filter(None, (_place(item), item["msg"]))) for item in error.errors())
     return str(error)
+
+
+def _place(item: ErrorDetails) -> str:
+    return ".".join(map(str, item["loc"]))
 
 
 def _agreement(variant: Variant) -> str:

@@ -23,6 +23,7 @@ from torch import nn
 
 from headway_export.errors import SourceError
 from headway_export.graphs import parameter_count
+from headway_export.requirements import needed_flags
 from headway_export.rewriting import Blocks
 from headway_export.tasks.table import task_of, tasks_where
 from headway_server.bundles import (
@@ -76,7 +77,8 @@ from headway_training.checkpoint import (
 )
 from headway_training.errors import DataError, TrainingError
 from headway_training.models import CLIP
-from headway_training.models.own import find_factory
+from headway_training.models.own import find_factory, raised
+from headway_training.models.protocols import lacking
 from headway_training.tokenizers import encode_texts
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -630,7 +632,7 @@ def from_factory(
         ),
         limits=limits_of(module, exportable),
         tokenizer=open_tokenizer(tokenizer_file) if tokenizer_file else None,
-        special_tokens=special_tokens or SpecialTokens() if "--tokenizer" in exported.needed_flags else None,
+        special_tokens=special_tokens or SpecialTokens() if "--tokenizer" in needed_flags(exportable) else None,
         chat_template=chat_template,
         labels=tuple(labels),
         classification=(
@@ -666,10 +668,13 @@ def limits_of(module: nn.Module, task: Task) -> Limits:
     Raises:
         SourceError: It does not state them.
     """
+    exported = task_of(task)
     try:
-        return task_of(task).limits(module)
+        return exported.limits(module)
     except (AttributeError, TypeError) as error:
-        raise SourceError(f"{type(module).__name__}: {error}; {task} needs it (docs/bring-your-own.md)") from error
+        lacks = ", ".join(map(repr, lacking(module, *exported.protocols)))
+        what = f"has no {lacks}" if lacks else f"does not say how long its inputs are ({error})"
+        raise SourceError(f"{type(module).__name__} {what}; {task} needs it (docs/bring-your-own.md)") from error
 
 
 def _exportable(task: str) -> Task:
@@ -682,11 +687,12 @@ def _exportable(task: str) -> Task:
 def _check_flags(task: Task, given: Mapping[str, bool]) -> None:
     """Checks that everything the task needs is given, and nothing that it does not take."""
     exported = task_of(task)
-    if missing := [flag for flag, is_given in given.items() if flag in exported.needed_flags and not is_given]:
+    if missing := [flag for flag in needed_flags(task) if not given[flag]]:
         raise SourceError(f"--task {task} needs {', '.join(missing)}")
     for flag, is_given in given.items():
         if is_given and flag not in exported.flags:
-            tasks = [one for one in tasks_where(lambda one: one.is_read) if flag in task_of(one).flags]
+            made = tasks_where(lambda one: one.is_read and not one.is_of_the_kit)
+            tasks = [one for one in made if flag in task_of(one).flags]
             raise SourceError(f"{flag} is for {', '.join(tasks)}, not for {task}; leave it out")
 
 
@@ -718,7 +724,10 @@ def find_made(factory: str) -> Any:
         make = find_factory(factory)
     except ValueError as error:
         raise SourceError(f"--model {error}") from error
-    return make()
+    try:
+        return make()
+    except Exception as error:  # whatever its code raises
+        raise SourceError(f"--model {factory}: {raised(error)}") from error
 
 
 def load_strictly(module: nn.Module, weights: Path, factory: str) -> None:

@@ -1,5 +1,6 @@
 """Embeddings and pairs of texts, from Python and from the command line."""
 
+import inspect
 import itertools
 import json
 from pathlib import Path
@@ -83,6 +84,30 @@ def test_an_error_names_the_element_that_the_caller_gave(calls: Any, field: str,
     error = second.error(Refused(status))
     assert [violation.field for violation in error.field_violations] == [own]
     assert str(error) == f"INVALID_ARGUMENT: {own}: {message}"
+
+
+def test_every_method_that_splits_its_inputs_is_held_to_that() -> None:
+    """The methods of the cases above, by what they return."""
+    splitting = {name for name, one in vars(requests).items() if "-> Iterator[Call" in _signature(one)}
+    assert splitting == {"embed_text", "score_text", "embed_image"}
+
+
+def _signature(one: Any) -> str:
+    return f"-> {one.__annotations__.get('return', '')}" if inspect.isfunction(one) else ""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: requests.embed_text([*MANY, 3]), r"texts\[600\]: a str is needed"),
+        (lambda: requests.score_text("one", text_pairs=[*MANY, 3]), r"text_pairs\[600\]: a str is needed"),
+        (lambda: requests.embed_image([*[b"x"] * 70, 3]), r"images\[70\]: bytes or a path is needed, got int"),
+        (lambda: requests.embed_image(image_ids=[*MANY, 3]), r"image_ids\[600\]: a str is needed"),
+    ],
+)
+def test_a_wrong_element_is_named_as_the_caller_gave_it(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        list(call())
 
 
 def test_vectors_of_two_models_are_not_joined() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import grpc
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from headway.v1 import common_pb2
@@ -464,23 +466,71 @@ def test_a_scan_that_finds_nothing_says_so(run: Run, monkeypatch: pytest.MonkeyP
     assert run("scan-store", "--json").stdout == ""
 
 
+def test_the_help_has_every_command_with_its_first_sentence(run: Run) -> None:
+    """Which are read without importing the commands' modules."""
+    shown = re.sub(r"\n {10,}", " ", run("--help").stdout)
+    options, *groups = re.split(r"\n\n(?=\S[^\n]*:\n)", shown.partition("Options:")[2])
+    assert "--install-completion" in options
+    assert len(groups) > 3
+    rows = dict(re.findall(r"^  ([a-z][\w-]*) {2,}(.*\.)$", "\n".join(groups), flags=re.MULTILINE))
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # of a group
+    assert rows == {name: " ".join(one.help.partition("\n\n")[0].split()) for name, one in commands.items()}
+
+
+def test_a_flag_has_one_spelling_in_all_commands() -> None:
+    spellings: dict[str, set[tuple[str, ...]]] = {}
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]  # of a group
+        for parameter in command.params:
+            words = (*parameter.opts, *parameter.secondary_opts)
+            for word in words if parameter.param_type_name == "option" else ():
+                spellings.setdefault(word, set()).add(words)
+    assert {word: found for word, found in spellings.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["generate-image", "a", "-o"],
-        ["speak", "a", "--format", "wav", "-o"],
-        ["caption", "IMAGE", "--attention"],
-        ["segment", "IMAGE", "--everything", "--output"],
-        ["segment", "IMAGE", "--everything", "--overlay"],
-        ["inspect-text", "a", "--picture"],
-        ["inspect-image", "IMAGE", "--picture"],
-        ["inspect-generation", "a", "--picture"],
-        ["inspect-translation", "a", "--picture"],
-        ["load", "classify-text", "--concurrency", "1", "--report"],
-        ["load", "classify-text", "--concurrency", "1", "--html"],
-    ],
-    ids=" ".join,
+    ("typed", "expected"),
+    [("embed-", {"embed-text", "embed-image"}), ("embed-text --norm", {"--normalize"}), ("spe", {"speak"})],
 )
+def test_a_shell_completes_commands_and_flags(typed: str, expected: set[str]) -> None:
+    asked = {"_HEADWAY_COMPLETE": "complete_bash", "COMP_WORDS": f"headway {typed}"}
+    environment = os.environ | asked | {"COMP_CWORD": str(len(typed.split()))}
+    command = [str(Path(sys.executable).with_name("headway"))]
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert set(completed.stdout.split()) == expected
+
+
+WRITING = [
+    ["generate-image", "a", "--output"],
+    ["speak", "a", "--format", "wav", "--output"],
+    ["caption", "IMAGE", "--attention"],
+    ["segment", "IMAGE", "--everything", "--output"],
+    ["segment", "IMAGE", "--everything", "--overlay"],
+    ["classify-pixels", "IMAGE", "--output"],
+    ["classify-pixels", "IMAGE", "--overlay"],
+    ["estimate-depth", "IMAGE", "--output"],
+    ["inspect-text", "a", "--picture"],
+    ["inspect-image", "IMAGE", "--picture"],
+    ["inspect-generation", "a", "--picture"],
+    ["inspect-translation", "a", "--picture"],
+    ["infer", "model", "--input", "x=[1]", "--output"],
+    ["load", "classify-text", "--concurrency", "1", "--report"],
+    ["load", "classify-text", "--concurrency", "1", "--html"],
+    ["load-compare", "IMAGE", "IMAGE", "--html"],
+]
+
+
+def test_every_flag_that_writes_a_file_is_tried() -> None:
+    writes = "Write .*|PNG file|Audio file|Draw .* FILE"
+    flags = {
+        (name, parameter.opts[0])
+        for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]  # of a group
+        for parameter in command.params
+        if "FILE" in (parameter.metavar or "") and re.match(writes, parameter.help or "")
+    }
+    assert flags == {(words[0], words[-1]) for words in WRITING}
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
 def test_a_file_in_no_folder_is_refused_before_a_call_is_made(command: list[str], tmp_path: Path, server: Any) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(b"x")

@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from typer.testing import CliRunner
 from headway_export.cli import app
 from headway_export.errors import SourceError
 from headway_export.signing import app as signing_app
+from headway_export.source import limits_of
 from headway_export.tracing import trace
 from headway_server.bundles import Precision, Task, open_bundle
 
@@ -237,6 +241,71 @@ def test_what_is_missing_or_wrong_is_named(run, tmp_path, module, arguments, mes
     assert message in result.output
     assert "Traceback" not in result.output
     assert not (tmp_path / "store" / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (
+            ["--model", "nowhere:build", "--task", "text_classification", "--weights", "w.safetensors"],
+            ["needs --name", "needs --tokenizer, --labels", "w.safetensors: there is no such file", "'nowhere'"],
+        ),
+        (
+            ["--model", "model.fine:biuld", "--task", "image_embeding", "--preprocessing", "p.json"],
+            ["needs --weights, --name", "mean 'image_embedding'", "p.json: there is", "mean 'build'"],
+        ),
+        (["--model", "model.fime:build"], ["No module named 'model.fime' (did you mean 'fine'?)"]),
+        (["tensors", "--model", "model.fine:biuld"], ["model.fine has no function 'biuld' (did you mean 'build'?)"]),
+        (["tensors", "--model", "model/fine.py:build"], ["give it as package.module:function"]),
+    ],
+)
+def test_all_that_is_missing_is_named_at_once_and_no_code_is_run_for_it(tmp_path, arguments, named):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "__init__.py").write_text("raise SystemExit('was run')")
+    (tmp_path / "model" / "fine.py").write_text("import torch\n\ndef build():\n    raise KeyError('was run')\n")
+    program = (
+        "import sys; from typer.testing import CliRunner; from headway_export.cli import app\n"
+        "result = CliRunner().invoke(app, sys.argv[1:]); print(result.output)\n"
+        "sys.exit('torch was imported' if 'torch' in sys.modules else 10 + result.exit_code)"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=tmp_path,
+        env=os.environ | paths,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode in (11, 12), run.stderr
+    assert [words for words in named if words not in run.stdout] == [], run.stdout
+
+
+@pytest.mark.parametrize("where", ["import", "call"])
+def test_what_a_factory_raises_is_told_with_its_line_and_no_traceback(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    body = {"import": "build = {}['missing']\n", "call": "def build():\n    return {}['missing']\n"}[where]
+    (tmp_path / f"fails_at_{where}.py").write_text(body)
+    (tmp_path / "w.safetensors").touch()
+    (tmp_path / "p.json").write_text(json.dumps(PREPROCESSING))
+    arguments = ["--model", f"fails_at_{where}:build", "--weights", "w.safetensors", "--preprocessing", "p.json"]
+    result = CliRunner().invoke(app, [*arguments, "--task", "image_embedding", "--name", "mine"])
+    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
+    assert f"KeyError: 'missing' (fails_at_{where}.py, line {body.count(chr(10))})" in result.output
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ("generation", "'max_length', 'hidden_states', 'logits'; generation"),
+        ("translation", "'max_source_length', 'max_target_length', 'encode_source', 'step'; translation"),
+        ("segmentation", "'mask_size', 'encoder', 'decoder'; segmentation"),
+    ],
+)
+def test_all_that_a_module_lacks_is_named_at_once(task, named):
+    with pytest.raises(SourceError, match=f"^Linear has no {named} needs it"):
+        limits_of(torch.nn.Linear(1, 1), Task(task))
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path, tokenizer_file):

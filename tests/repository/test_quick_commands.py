@@ -44,3 +44,11 @@ def test_help_comes_without_the_libraries_that_take_seconds_to_import(command):
     ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
     assert "--help" in ended.stdout
     assert not _SLOW & set(ended.stderr.split())
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_the_client_lists_its_commands_without_what_calls_need(flag):
+    run = [sys.executable, "-c", _PROGRAM, "headway_client.cli:app", flag]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True)
+    assert "headway" in ended.stdout
+    assert not {"asyncio", "google", "grpc", "headway", "headway_load", "numpy", "rich"} & set(ended.stderr.split())

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from rich.console import Console
 
 from headway_training import hardware
-from headway_training.hardware import _left_by_cgroups, available_bytes, matrix_flops, peak_flops
+from headway_training.hardware import _left_by_cgroups, available_bytes, free_threads, matrix_flops, peak_flops
 from headway_training.progress import TrainingDisplay
 
 
@@ -47,6 +47,26 @@ def test_a_card_has_the_peak_of_its_longest_name():
 
 def test_the_matrix_throughput_is_measured():
     assert matrix_flops(torch.device("cpu"), bf16=False) > 0
+
+
+@pytest.mark.parametrize(
+    ("busy", "stated", "expected"),
+    [
+        ((0, 0, 0, 0), None, 4),
+        ((100, 3, 0, 5), None, 3),
+        ((60, 60, 60, 60), None, 2),
+        ((100, 100, 100, 100), None, 1),
+        ((100, 100, 100, 100), "4", 4),
+    ],
+)
+def test_a_run_takes_the_cores_that_are_free(monkeypatch, busy, stated, expected):
+    monkeypatch.setattr(hardware.psutil, "cpu_percent", lambda **_: list(busy))
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: set(range(4)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", stated)
+    torch.set_num_threads(4)
+    assert free_threads() == expected
 
 
 def test_a_slow_machine_multiplies_small_matrices_and_is_measured_once(monkeypatch):

@@ -25,7 +25,7 @@ from headway_training.data.captions import read_caption_table
 from headway_training.data.conversations import holds_conversations, read_conversations
 from headway_training.data.images import read_images, resize_and_crop
 from headway_training.data.segments import read_own_segments
-from headway_training.data.sources import OwnData, find_unchecked_files, read_splits
+from headway_training.data.sources import OWN_LICENSE, OwnData, find_unchecked_files, read_splits
 from headway_training.data.speech import SPOKEN, read_recordings
 from headway_training.data.tables import find_files, read_rows
 from headway_training.data.texts import read_labeled_texts
@@ -61,6 +61,7 @@ RECIPES = {
     "ud-ewt-pos": ("token classification", "tags.conll"),
 }
 """Of each recipe: the run of `tiny_tasks.TASKS` that makes it tiny, and the data."""
+TABLES = (".csv", ".tsv", ".jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +108,12 @@ def test_a_recipe_trains_on_own_data(recipe, data, tmp_path):
     assert checkpoint.task == read_recipe(recipe).task
     assert "trained on" in checkpoint.description
     assert "0 labels" not in checkpoint.description
+    start = tiny_tasks.TASKS[RECIPES[recipe][0]].init
+    assert checkpoint.license == (read_checkpoint(data / start).license if start else OWN_LICENSE)
+    assert (checkpoint.training.dataset_license, checkpoint.training.dataset_home) == (
+        OWN_LICENSE,
+        "the user's own data",
+    )
     assert checkpoint.training.step_count == 2
     baseline = checkpoint.training.baseline
     assert baseline is None or baseline.metric != "image_recall_10" or baseline.value == 100, "of nine images"
@@ -258,6 +265,18 @@ def test_an_image_that_is_named_in_several_ways_is_one(data, tmp_path):
     table = tmp_path / "captions.tsv"
     table.write_text(f"images/0.png\tred\n./images/0.png\tround\n{tmp_path}/images/../images/0.png\tsmall\n")
     assert read_caption_table(table) == {tmp_path / "images" / "0.png": {"en": ["red", "round", "small"]}}
+
+
+@pytest.mark.parametrize(
+    "recipe", [name for name, (_, own) in RECIPES.items() if own.endswith((".csv", ".tsv", ".jsonl"))]
+)
+def test_a_table_whose_header_names_other_columns_is_refused(recipe, tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("sentence,sentiment\nso good,positive\nso bad,negative\nfine,positive\n")
+    read = read_recipe(recipe)
+    settings = FileSettings(classification=read.classification, preprocessing=read.preprocessing, sampling_rate=8000)
+    with pytest.raises(DataError, match=r"sentence|source<TAB>target"):
+        find_task(read.task).read_own(str(table), None, settings)
 
 
 def test_a_column_that_is_named_twice_is_refused(tmp_path):

@@ -137,6 +137,12 @@ def test_what_is_no_factory_or_not_taken_by_one_is_refused(options, message):
         RunOptions(recipe="tiny-shakespeare", **options).read_recipe()
 
 
+def test_a_module_that_is_not_there_is_named_as_it_was_given():
+    result = CliRunner().invoke(app, ["run", "tiny-shakespeare", "--module", "own_model:x:"])
+    assert result.exit_code == 1
+    assert "--module own_model:x:: No module named 'own_model'; give it as" in result.output
+
+
 def test_a_task_that_trains_the_kits_models_alone_takes_no_module():
     with pytest.raises(RecipeError, match=r"model.architecture is 'module'; image_embedding needs 'image_encoder'"):
         RunOptions(recipe="cifar10-dino", module="own_models:gpt").read_recipe()

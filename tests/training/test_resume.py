@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -227,6 +228,15 @@ def test_a_run_is_resumed_only_with_the_settings_it_was_begun_with(tmp_path, rev
         run_training(run_options(tmp_path / "run", reviews, changed, resume=True), QUIET)
     with pytest.raises(ResumeError, match="seed was 0 and is 1"):
         run_training(run_options(tmp_path / "run", reviews, settings, resume=True, seed=1), QUIET)
+
+
+def test_a_run_is_resumed_on_its_threads_unless_others_are_named(tmp_path, reviews, tiny_settings):
+    options = run_options(tmp_path / "run", reviews, tiny_settings["ag-news"], threads=2)
+    run_training(options, QUIET)
+    for chosen, expected in ((None, 2), (1, 1)):
+        torch.set_num_threads(3)
+        run_training(replace(options, resume=True, threads=chosen), QUIET)
+        assert torch.get_num_threads() == expected
 
 
 def test_a_run_from_before_a_setting_can_be_resumed(tmp_path, reviews, tiny_settings):

@@ -14,4 +14,5 @@ evaluation      what a model reaches on data; metrics, calibration and baselines
 served          the same measured through a server
 checkpoint      what a run leaves, and the exporter reads
 models/         the models
+factory         whether a module of the user's own is there, before it is imported
 """

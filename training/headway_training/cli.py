@@ -9,8 +9,10 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from headway_training.errors import EvaluationError, StoppedError, TrainingError
+from headway_training.errors import EvaluationError, RecipeError, StoppedError, TrainingError
+from headway_training.factory import check_factory
 
 # Commands import what they need when they run: torch takes seconds to load, and --help needs none of it.
 
@@ -18,7 +20,6 @@ app = typer.Typer(
     name="headway-train",
     help="Trains transformer models by recipes, on public data sets or on your own data.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -28,12 +29,29 @@ EXIT_DIFFERS = 3
 DataDir = Annotated[
     Path | None, typer.Option(help="Folder of the public data sets. Default: HEADWAY_DATA_DIR, or data/.")
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads on a CPU. Default: as many as cores are free; OMP_NUM_THREADS, if it is set.", min=1),
+]
 
 
 def _fail(error: TrainingError) -> NoReturn:
     """Shows an error to the user; it says what to do, so no traceback is shown."""
-    Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {error}", highlight=False)
+    Console(stderr=True, soft_wrap=True).print("[bold red]error:[/]", Text(str(error)), highlight=False)
     raise typer.Exit(1)
+
+
+def _check_module(module: str | None) -> None:
+    """Checks that a module of the user's own is there, before torch is imported.
+
+    Raises:
+        RecipeError: It is not.
+    """
+    try:
+        if module is not None:
+            check_factory(module, default=None)
+    except ValueError as error:
+        raise RecipeError(f"--module {error}") from error
 
 
 @app.command("run")
@@ -79,17 +97,20 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
     max_steps: Annotated[int | None, typer.Option(help="Most optimizer steps.", min=1)] = None,
+    threads: Threads = None,
 ) -> None:
     """Trains a model and leaves a checkpoint in OUTPUT/checkpoint.
 
     On several devices: `accelerate launch -m headway_training run RECIPE`, or
     `torchrun --nproc-per-node N -m headway_training run RECIPE`.
     """
-    from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
-    from headway_training.run import RunOptions, run_training  # noqa: PLC0415
-
     console = Console(soft_wrap=True)
     try:
+        _check_module(module)
+
+        from headway_training.data.sources import check_own_data  # noqa: PLC0415 (see above)
+        from headway_training.run import RunOptions, run_training  # noqa: PLC0415
+
         options = RunOptions(
             recipe=recipe,
             settings=tuple(set_ or ()),
@@ -102,6 +123,7 @@ def run(
             seed=seed,
             max_steps=max_steps,
             resume=resume,
+            threads=threads,
         )
         run_training(options, console)
     except StoppedError as error:
@@ -133,6 +155,7 @@ def scale(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in the output folder.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0)] = 0,
+    threads: Threads = None,
 ) -> None:
     """Trains pilots of several sizes and lengths, fits a scaling law to their losses, and advises what to train.
 
@@ -152,6 +175,7 @@ def scale(
             output=output or Path("runs") / f"{Path(recipe).stem}-scale",
             seed=seed,
             resume=resume,
+            threads=threads,
         )
         for_pilots = parse_budget(budget, flops=False)
         run_scaling(options, for_pilots, None if target is None else parse_budget(target), console)

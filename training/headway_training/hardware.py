@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 import time
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
 _PROBE_SIZES = (256, 512, 1024)
 _PROBE_S = 0.1
+_LOOK_S = 0.25
+"""Time over which the load of the cores is measured."""
 _TRIM_THRESHOLD, _MMAP_MAX, _LARGEST = -1, -4, 2**31 - 1  # mallopt(3)
 
 
@@ -39,6 +42,21 @@ def describe_hardware(device: torch.device, num_processes: int = 1) -> str:
         return f"{num_processes} x {torch.cuda.get_device_name(device)}"
     cores = num_processes * torch.get_num_threads()
     return f"{_processor()}, {cores} {'core' if cores == 1 else 'cores'}"
+
+
+def free_threads() -> int:
+    """Threads for a run on the CPU: as many as cores are free at the moment, at least 1.
+
+    A thread that waits for its core holds up all others at the end of every operation: two threads beside a busy
+    process trained 16 times slower than one. OMP_NUM_THREADS, where it is set, decides.
+    """
+    most = torch.get_num_threads()
+    if most == 1 or "OMP_NUM_THREADS" in os.environ:
+        return most
+    busy: list[float] = psutil.cpu_percent(interval=_LOOK_S, percpu=True)
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(busy))
+    free = sum(100 - share for core, share in enumerate(busy) if core in own) / 100
+    return max(1, min(most, round(free)))
 
 
 def library_versions() -> dict[str, str]:

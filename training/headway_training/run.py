@@ -38,6 +38,7 @@ from headway_training.contract import check_contract
 from headway_training.data.checksums import Checksums
 from headway_training.data.examples import Splits
 from headway_training.data.sources import (
+    OWN_LICENSE,
     OwnData,
     data_folder,
     find_unchecked_files,
@@ -45,7 +46,7 @@ from headway_training.data.sources import (
 )
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError, TrainingError
-from headway_training.hardware import describe_hardware, keep_freed_memory, library_versions
+from headway_training.hardware import describe_hardware, free_threads, keep_freed_memory, library_versions
 from headway_training.kinds import find_task
 from headway_training.models import (
     ARCHITECTURES,
@@ -98,6 +99,8 @@ class RunOptions:
     """Most optimizer steps; None: the recipe's."""
     resume: bool = False
     """Whether to go on with the run in `output`."""
+    threads: int | None = None
+    """Threads on the CPU; None: those that a resumed run had, or as many as cores are free."""
 
     @property
     def folder(self) -> Path:
@@ -193,12 +196,12 @@ def run_training(options: RunOptions, console: Console) -> Path:
     accelerator = _make_accelerator(options, recipe)
     checksums, note = _check_data(options, recipe, accelerator, stored)
     described |= {"data_sha256": checksums.whole} if checksums.files else {}
+    if accelerator.device.type == "cpu":
+        torch.set_num_threads(options.threads or (stored or {}).get("threads") or free_threads())
+    described |= {"threads": torch.get_num_threads()}
     recipe, source = _open_folder(_open_module(recipe))
     splits, task = _read_data(options, recipe, accelerator, source)
-    if options.own_data is not None and not any(setting.startswith("description=") for setting in options.settings):
-        own = options.own_data
-        sentence = find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)
-        recipe = recipe.model_copy(update={"description": sentence})
+    recipe = _describe_own(options, recipe, splits)
     try:
         sizing = _size_up(options, recipe, task, accelerator, source)
         model = _build(recipe, task, options.seed, source)
@@ -455,6 +458,22 @@ def _report(record: TrainingRecord, folder: Path, console: Console) -> None:
     console.print(f"export it with: headway-export {folder} --store models", highlight=False, soft_wrap=True)
 
 
+def _describe_own(options: RunOptions, recipe: Recipe, splits: Splits[Any]) -> Recipe:
+    """The recipe with a description and a licence that hold for the user's own data; what `--set` states stays.
+
+    A licence in a recipe of the package is about its data set. One in a file of the user's is theirs, and that of a
+    model folder is about its weights, as is that of a checkpoint that the run starts from.
+    """
+    own, stated = options.own_data, {parse_setting(setting)[0] for setting in options.settings}
+    if own is None:
+        return recipe
+    changed = {"description": find_task(recipe.task).describe_own(own.train, splits.labels, own.train_name)}
+    if not options.recipe.endswith(".toml") and recipe.architecture != HUGGINGFACE:
+        start = recipe.init.checkpoint
+        changed["license"] = OWN_LICENSE if start is None else read_checkpoint(start).license
+    return recipe.model_copy(update={key: value for key, value in changed.items() if key not in stated})
+
+
 def _describe(options: RunOptions, recipe: Recipe) -> dict[str, Any]:
     """What decides the result of a run, as it is kept in its folder."""
     return {
@@ -523,7 +542,7 @@ def _check_folder(
         raise ResumeError(f"{folder} holds no run to resume; leave --resume out to start one")
     stored = json.loads(file.read_text(encoding="utf-8"))
     before, after = (_flatten(_with_defaults(one)) | _flatten(one) for one in (stored, described))
-    keys = (before.keys() | after.keys()) - {"data_sha256", *(f"recipe.{key}" for key in unread)}
+    keys = (before.keys() | after.keys()) - {"data_sha256", "threads", *(f"recipe.{key}" for key in unread)}
     changed = sorted(key for key in keys if before.get(key) != after.get(key))
     if changed:
         shown = "; ".join(f"{key} was {before.get(key)!r} and is {after.get(key)!r}" for key in changed[:3])

@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from headway_training.huggingface import ModelFolder
 
 WARM_UP_PASSES = 3
+"""Passes over a first batch whose time is measured, at least; the one before them is slow."""
 WARM_UP_S = 5.0
-"""Time that the passes over a first batch may take together; if they would take longer, the speed is estimated."""
+"""Time that all passes may take together; if they would take longer, the speed is estimated."""
+_LEAST_S = 0.1
+"""Time of the measured passes, in which other work of the machine shows."""
 _SAMPLED_BATCHES = 8
 _PLENTY = 10
 """Times what a run needs: kept blocks that do not fit came to seven times that in the translation recipe."""
@@ -272,9 +275,9 @@ def _shortened(values: Mapping[str, object], tensors: Mapping[str, Tensor]) -> d
 def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: torch.device) -> tuple[float, str]:
     """About how many units a second a process will train on, and how that is known.
 
-    A few forward and backward passes over a batch are timed, without the optimizer's part. If they would take longer
-    than `WARM_UP_S`, the speed is estimated from the matrix throughput of the machine. Weights, buffers and random
-    numbers are left as they are, gradients are cleared.
+    A few forward and backward passes over a batch are timed, without the optimizer's part; the speed is that of all of
+    them. If they would take longer than `WARM_UP_S`, the speed is estimated from the matrix throughput of the machine.
+    Weights, buffers and random numbers are left as they are, gradients are cleared.
 
     Args:
         sizing: Of the run.
@@ -288,19 +291,20 @@ def expected_throughput(sizing: Sizing, loss: nn.Module, *, bf16: bool, device: 
         return rate, f"estimated: {_ESTIMATED_SHARE:.0%} of the {flops / 1e9:,.0f} GFLOP/s of matrix products here"
     tensors = {name: tensor.to(device) for name, tensor in sizing.batch.tensors.items()}
     state, buffers = torch.random.get_rng_state(), {name: one.clone() for name, one in loss.named_buffers()}
-    best_s, spent_s, passes = float("inf"), 0.0, 0
-    while passes < WARM_UP_PASSES and spent_s < WARM_UP_S:
+    durations_s: list[float] = []
+    while (len(durations_s) <= WARM_UP_PASSES or sum(durations_s[1:]) < _LEAST_S) and sum(durations_s) < WARM_UP_S:
         start_s = time.perf_counter()
         loss(tensors).backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        duration_s = time.perf_counter() - start_s
-        best_s, spent_s, passes = min(best_s, duration_s), spent_s + duration_s, passes + 1
+        durations_s.append(time.perf_counter() - start_s)
     loss.zero_grad(set_to_none=True)
     torch.random.set_rng_state(state)
     for name, buffer in loss.named_buffers():  # some models note in training what they have read
         buffer.copy_(buffers[name])
-    return sizing.batch.num_units / best_s, f"measured over {passes} passes, without the optimizer"
+    measured = durations_s[1:] or durations_s
+    rate = len(measured) * sizing.batch.num_units / sum(measured)
+    return rate, f"measured over {len(measured)} passes, without the optimizer"
 
 
 def in_units(num_bytes: float) -> str:

@@ -29,7 +29,12 @@ BoxSides = Annotated[
 Everything = Annotated[bool, typer.Option("--everything", help="Find all segments; excludes points and boxes.")]
 Output = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the first mask as a PNG; with --everything, all segments in grey levels."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the first mask as a PNG; with --everything, all segments in grey levels.",
+    ),
 ]
 Overlay = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the image with the segments laid over it.")]
 

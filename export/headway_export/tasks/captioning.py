@@ -27,9 +27,8 @@ from headway_training.models.protocols import ImageToText
 class Captioning(EncoderDecoder):
     """Captions of images, in one language or several."""
 
-    needed_flags = ("--tokenizer", "--preprocessing")
     metrics = (Metric(name="cider", allowed_loss=1.0),)
-
+    protocols = (ImageToText,)
     shows_no_attention = "each caption brings its attention to the image"
 
     def limits(self, module: nn.Module) -> Limits:

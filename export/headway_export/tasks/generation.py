@@ -94,8 +94,8 @@ class Generation(ExportTask):
     """A decoder, with a cache of keys and values or with a state."""
 
     metrics = (Metric(name="nats_per_character", allowed_loss=0.02, higher_is_better=False),)
-    needed_flags = ("--tokenizer",)
     optional_flags: ClassVar[tuple[str, ...]] = ("--chat-template",)
+    protocols: ClassVar[tuple[type, ...]] = (Decoder, HybridDecoder, StatefulDecoder)
     takes_int4: ClassVar[bool] = True
     has_cache = True
     attends_by_operator = False

@@ -86,7 +86,6 @@ class ImageGeneration(ExportTask):
     needs_evaluation = True
     is_of_the_kit = True
     is_evaluated_served = False
-    needed_flags = ("--preprocessing",)
     shows_no_attention = NOT_LOOKED_AT
     attends_by_operator = False
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,6 @@ def size_of(image: ImagePreprocessing, of_height: float, of_width: float) -> tup
 class ImageTask(Stateless):
     """A model of images."""
 
-    needed_flags: ClassVar[tuple[str, ...]] = ("--preprocessing",)
     inspection = "inspect-image FILE"
     num_items = (128, 512)
 
@@ -118,7 +117,6 @@ class ImageClassification(ImageTask):
     """Labels of images."""
 
     metrics = (Metric(name="accuracy", allowed_loss=0.5),)
-    needed_flags = ("--labels", "--preprocessing")
 
 
 class ImageEmbedding(Embedding, ImageTask):

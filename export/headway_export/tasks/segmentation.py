@@ -55,6 +55,7 @@ class PromptedSegmentation(ImageTask):
     """An encoder of images and a decoder of prompts."""
 
     metrics = (Metric(name="first_mask_iou", allowed_loss=0.5),)
+    protocols = (PromptSegmenter,)
     recorded = MASKS
     own_kind = "mask"
     names_columns = False

@@ -15,6 +15,7 @@ from onnx_ir.passes import InPlacePass
 from headway_export.differences import LEAST_SIZE
 from headway_export.errors import SourceError
 from headway_export.graphs import AttentionGraph, StatelessAttentionGraph, kernel_problem, returns_attention
+from headway_export.requirements import needed_flags
 from headway_export.source import read_evaluation
 from headway_server.bundles import Tagging, Task, TensorSpec, demanded
 
@@ -63,10 +64,10 @@ class ExportTask(ABC):
     """True if its models are read from checkpoints and factories; False: by commands of their own."""
     is_of_the_kit: ClassVar[bool] = False
     """True if factories make none."""
-    needed_flags: ClassVar[tuple[str, ...]] = ()
-    """Of the command, what a model of a factory needs; no other task takes them."""
     optional_flags: ClassVar[tuple[str, ...]] = ()
-    """What it takes besides."""
+    """What a model of a factory takes besides the flags that its bundle needs (`requirements.py`)."""
+    protocols: ClassVar[tuple[type, ...]] = ()
+    """Of which a module follows one; none: it is called, and needs no more than what is told of a call."""
     own_kind: ClassVar[Kind | None] = None
     """What a row of answers is; None: a choice, or several where the source says so."""
     needs_evaluation: ClassVar[bool] = False
@@ -109,7 +110,7 @@ class ExportTask(ABC):
     @property
     def flags(self) -> tuple[str, ...]:
         """All that it takes."""
-        return self.needed_flags + self.optional_flags
+        return needed_flags(self.task) + self.optional_flags
 
     # What is exported
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +69,6 @@ _MOST_MASKED: Final = 4
 
 class TextTask(Stateless):
     """A model of texts."""
-
-    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
 
     def limits(self, module: nn.Module) -> Limits:
         """Reads that of texts."""
@@ -147,7 +145,6 @@ class TextTask(Stateless):
 class TextClassification(TextTask):
     """Labels of texts, one each or several."""
 
-    needed_flags = ("--tokenizer", "--labels")
     optional_flags = ("--multi-label", "--text-pairs")
     metrics = (Metric(name="accuracy", allowed_loss=0.5), Metric(name="micro_f1", allowed_loss=0.5))
 

@@ -40,6 +40,7 @@ from headway_server.decoding.runner.decoder import DecoderRunner
 from headway_server.decoding.runner.encoder import CrossTensors
 from headway_server.runtime import Session, give_back_memory
 from headway_server.tasks.text.model import text_tensors
+from headway_training.models import protocols
 from headway_training.models.protocols import is_recurrent
 
 _NUM_BEAMS = 2
@@ -52,7 +53,6 @@ _SOURCES_AT_A_TIME = 4
 class EncoderDecoder(ExportTask):
     """An encoder and a decoder, whatever the source is."""
 
-    needed_flags: ClassVar[tuple[str, ...]] = ("--tokenizer",)
     has_cache = True
     more_outputs = RankLogits  # which nearly every step needs
     words_of_total = "What it writes has"
@@ -201,6 +201,7 @@ class EncoderDecoder(ExportTask):
 class TextToText(EncoderDecoder):
     """Texts of texts."""
 
+    protocols: ClassVar[tuple[type, ...]] = (protocols.EncoderDecoder, protocols.RecurrentEncoderDecoder)
     is_read: ClassVar[bool] = False
     attention_graph = EncoderDecoderAttentionGraph
     inspection = "inspect-translation TEXT"
@@ -261,7 +262,6 @@ class Translation(TextToText):
     """Texts in another language."""
 
     is_read = True
-    needed_flags = ("--tokenizer", "--languages")
     metrics = (Metric(name="sacrebleu", allowed_loss=0.5),)
 
     def read_examples(self, file: Path, num_labels: int) -> dict[str, Any]:

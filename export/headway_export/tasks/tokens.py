@@ -36,7 +36,6 @@ class _SpansRow(TextRow):
 class TokenClassification(TextTask):
     """Tags of tokens."""
 
-    needed_flags = ("--tokenizer", "--labels")
     optional_flags = ("--tag-scheme",)
     metrics = (Metric(name="span_f1", allowed_loss=0.5),)
     num_items = (NUM_ITEMS[0], NUM_ITEMS[1] // 8)  # a text is many predictions

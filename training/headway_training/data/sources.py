@@ -16,6 +16,8 @@ from headway_training.recipes import ClassificationSettings, Recipe
 
 DATA_DIR_VARIABLE = "HEADWAY_DATA_DIR"
 DEFAULT_DATA_DIR = Path("data")
+OWN_LICENSE = "not stated; the training data is the user's own"
+"""Licence of the user's own data, and of what is trained on nothing else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ def _read_own(recipe: Recipe, own: OwnData) -> Splits[Any]:
         test=test,
         train_name=own.train_name,
         test_name=file_names(own.test or own.valid),
-        license="not stated",
+        license=OWN_LICENSE,
         home="the user's own data",
         labels=labels,
     )

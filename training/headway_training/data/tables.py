@@ -159,7 +159,7 @@ def _name_cells(path: Path, numbered: Sequence[tuple[int, list[str]]], columns: 
     """Gives the cells of rows the names that the first row has."""
     header = numbered[0][1] if numbered else []
     if missing := [column for column in columns if column not in header]:
-        raise DataError(f"{path}: the header has no column {', '.join(missing)}")
+        raise DataError(f"{path}: the header has no column {', '.join(missing)}; it is {', '.join(header) or 'empty'}")
     if twice := [column for column in dict.fromkeys(header) if column and header.count(column) > 1]:
         raise DataError(f"{path}: the header names {', '.join(twice)} more than once; rename all but one")
     for number, cells in numbered[1:]:

@@ -35,9 +35,8 @@ from headway_training.data.files import ending_of, read_lines
 from headway_training.data.tables import number_rows
 from headway_training.errors import DataError
 
-_MOST_LABELS_A_ROW = 0.5
-_FEW_LABELS = 10
-"""More labels than these, and more than that a row, are texts in the place of labels."""
+_MOST_DIFFERENT = 0.75
+"""More labels than two, and than this share of all that rows have, are texts in the place of labels."""
 _LAYOUT = "expected a header with the columns text and label, or no header and the label in the first column"
 
 
@@ -161,7 +160,7 @@ def _index_labels(
     if len(names) < 2:
         only = f"every row has the label {names[0]!r}" if names else "no row has a label"
         raise DataError(f"{path}: {only}; a classifier needs at least 2 labels")
-    if known is None and len(names) > max(_FEW_LABELS, _MOST_LABELS_A_ROW * len(rows)):
+    if known is None and len(names) > max(2, _MOST_DIFFERENT * sum(map(len, labels))):
         raise DataError(
             f"{path}: has {len(names):,} different labels in {len(rows):,} rows, such as {rows[0].label[:60]!r}, so "
             f"they look like texts; {_LAYOUT}"
@@ -189,10 +188,12 @@ def _read_rows(path: Path, text_pairs: TextPairUse, *, needs_label: bool) -> lis
     if not lines:
         raise DataError(f"{path} holds no rows; {_LAYOUT}")
     columns = [cell.strip().lower() for cell in lines[0][1]]
-    if "text" in columns and "label" in columns:
-        rows = list(_rows_by_header(lines[1:], columns, path))
-    else:
+    if missing := [name for name in ("text", "label") if name not in columns]:
+        if len(missing) == 1:
+            raise DataError(f"{path}, line 1: {lines[0][1]} has no column {missing[0]}; {_LAYOUT}")
         rows = list(_rows_by_position(lines, text_pairs, path))
+    else:
+        rows = list(_rows_by_header(lines[1:], columns, path))
     if not rows:
         raise DataError(f"{path} holds no rows; {_LAYOUT}")
     needed = ["text", *(["label"] if needs_label else []), *(["text_pair"] if text_pairs == "required" else [])]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from headway_training.factory import DEFAULT_FUNCTION, FORM, check_factory
 from headway_training.models.base import Model
 from headway_training.models.configuration import nearest
 
@@ -26,7 +28,6 @@ MODULE = "module"
 """Architecture of a recipe's model, or of a checkpoint, that is a module of the user's own."""
 FACTORY = "factory"
 """The field of such a model that names its factory."""
-_FORM = "give it as package.module:function, importable from here"
 _KINDS = (bool, int, float, str)
 
 RunModule = Callable[..., Tensor]
@@ -44,7 +45,9 @@ def import_own(name: str) -> ModuleType:
     try:
         return import_module(name.partition(":")[0])
     except (ImportError, ValueError) as error:
-        raise ValueError(f"{name}: {error}; {_FORM}") from error
+        raise ValueError(f"{name}: {error}; {FORM}") from error
+    except Exception as error:  # whatever its code raises
+        raise ValueError(f"{name}: {raised(error)}") from error
     finally:
         sys.path.remove(here)  # the first of that name, wherever the module has put others
 
@@ -55,11 +58,18 @@ def find_factory(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: There is no such module or function.
     """
-    module, function = import_own(name), name.partition(":")[2] or "build"
+    check_factory(name)
+    module, function = import_own(name), name.partition(":")[2] or DEFAULT_FUNCTION
     found: Any = getattr(module, function, None)
     if not callable(found):
-        raise ValueError(f"{name}: {module.__name__} has no function {function!r}; {_FORM}")
+        raise ValueError(f"{name}: {module.__name__} has no function {function!r}; {FORM}")
     return found  # type: ignore[no-any-return]  # told by `callable`
+
+
+def raised(error: Exception) -> str:
+    """Says what code of the user's raised, and where."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

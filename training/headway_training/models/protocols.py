@@ -20,6 +20,7 @@ V vocabulary, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import get_annotations
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -255,6 +256,13 @@ def _followed(model: object, *protocols: type) -> Any:
         raise ValueError(f"it has {found}; a model follows one of them, so give what is a helper another name")
     missing = " and ".join(f"{', '.join(lacks[one])} of {one.__name__}" for one in lacks)
     raise ValueError(f"it lacks {missing}; a model has all methods of one of them")
+
+
+def lacking(model: object, *protocols: type) -> list[str]:
+    """Returns the attributes and methods that a model lacks of one of the protocols, of the one it is nearest to."""
+    members = [[name for base in one.__mro__ for name in (*get_annotations(base), *vars(base))] for one in protocols]
+    lacks = [[name for name in names if not name.startswith("_") and not hasattr(model, name)] for names in members]
+    return min(lacks, key=len, default=[])
 
 
 class TextClassifier(Protocol):

@@ -20,7 +20,7 @@ from headway_training.data.checksums import Checksums
 from headway_training.data.sources import data_folder, find_unchecked_files, read_splits
 from headway_training.durable import replacing
 from headway_training.errors import RecipeError, ResumeError
-from headway_training.hardware import describe_hardware
+from headway_training.hardware import describe_hardware, free_threads
 from headway_training.models import build_model
 from headway_training.recipes import Recipe, parse_setting
 from headway_training.run import RunOptions
@@ -71,6 +71,7 @@ def run_scaling(options: RunOptions, budget: Budget, target: Budget | None, cons
     recipe, folder = _read_recipe(options), options.folder
     file = folder / STUDY_FILE
     study = _read_study(file, options, recipe, budget.seconds)
+    torch.set_num_threads(options.threads or free_threads())
     checksums = Checksums.of(find_unchecked_files(recipe, data_folder(options.data_dir), options.own_data))
     if study is not None and study.data_sha256 is not None:
         checksums.check(folder, study.data_sha256)
