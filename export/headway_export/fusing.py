@@ -61,7 +61,7 @@ class _Normalization(NamedTuple):
                 continue
             for source, reciprocal in _factors(scaled.producer()):
                 epsilon = _epsilon_of(reciprocal, source)
-                is_whole = bool(source.shape) and source.shape[-1] == weight.shape[0]
+                is_whole = source.shape is not None and source.shape[-1:] == weight.shape[-1:]
                 if epsilon is not None and is_whole and _is_float(source):
                     return cls(node, source, weight, epsilon)
         return None
