@@ -77,8 +77,8 @@ class TrainingDisplay:
         if self._enabled and self._trained_s:
             rate = self._trained_units / self._trained_s
             self._console.print(
-                f"trained on {rate:,.0f} {self._unit}/s; {self.data_wait_share:.1%} of the training time was spent waiting "
-                "for data"
+                f"trained on {rate:,.0f} {self._unit}/s; {self.data_wait_share:.1%} of the training time was spent "
+                "waiting for data"
             )
 
     def step(
