@@ -92,7 +92,7 @@ def prepare(page: Page, panel: str) -> None:
             page.get_by_text("All parameters").click()
             call(page)
             page.locator(".token").nth(3).focus()
-        case "translate" | "classify" | "tag" | "compare" | "speak":
+        case "translate" | "classify" | "tag" | "compare" | "rank" | "speak":
             call(page)
         case "attention":
             if page.locator("main form button.primary").is_enabled():
@@ -102,6 +102,7 @@ def prepare(page: Page, panel: str) -> None:
             page.wait_for_selector(".output .bars li")
         case "segment":
             show_picture(page, "ship")
+            page.wait_for_selector(".overlay img")
             page.get_by_label("Box").fill("8,24,120,90")
             call(page)
         case "caption":
@@ -128,7 +129,7 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     prepare(page, panel)
     if shot.is_looked_into:
         page.get_by_role("button", name="Attention").first.click()
-        page.wait_for_selector(".looked .multiples")
+        page.wait_for_selector(".attention-view .multiples")
     panel_box = page.locator("article.panel").bounding_box()
     assert panel_box is not None, "the panel is open"
     height = panel_box["y"] + panel_box["height"] + 32

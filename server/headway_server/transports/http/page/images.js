@@ -27,21 +27,48 @@ export function places(text, count) {
   });
 }
 
+const SMALL = 200; // pixels of a width below which a picture is scaled up without smoothing
+
+/** Gives files to an input as if somebody had chosen them; with `isKept`, the panel shows them without a call. */
+export function give(input, files, { isKept = false } = {}) {
+  const transfer = new DataTransfer();
+  for (const file of files) transfer.items.add(file);
+  input.files = transfer.files;
+  input.dispatchEvent(new CustomEvent("change", { bubbles: true, detail: { isKept } }));
+}
+
+/** Shows a picture at a size that one can see: a small one in whole pixels. */
+export function picture(attributes) {
+  const image = element("img", {
+    draggable: "false",
+    ...attributes,
+    onload: () => {
+      image.classList.toggle("pixelated", image.naturalWidth < SMALL);
+      image.parentElement?.style.setProperty("--ratio", image.naturalWidth / image.naturalHeight);
+    },
+  });
+  return image;
+}
+
 /** A picture below a canvas of its own size; hidden until there is one. */
 export function pointed() {
   const canvas = element("canvas", { "aria-hidden": "true" });
-  const image = element("img", { alt: "", draggable: "false" });
+  const image = picture({ alt: "" });
   const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
   return {
     node,
     canvas,
     image,
-    /** Shows a file below an empty canvas. */
+    /** Shows a file below an empty canvas; none hides the picture. */
     async take(file) {
       URL.revokeObjectURL(image.src);
+      node.hidden = true;
+      if (!file) return;
       image.src = URL.createObjectURL(file);
-      image.alt = file.name ?? "picture";
-      await image.decode();
+      image.alt = file.name;
+      await image.decode().catch(() => {
+        throw new CallError("invalid_argument", "The browser cannot read this as an image.");
+      });
       node.hidden = false;
       this.clear();
     },
