@@ -561,7 +561,7 @@ def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None
 
 def test_every_panel_tells_a_limit_of_its_model(page: Page, address: str) -> None:
     for panel, told in {
-        "classify": "reads up to 128 tokens · 4 labels",
+        "classify": "Reads up to 128 tokens · 4 labels",
         "generate": "with the answer",
         "draw": "10 classes",
         "segment": "Cuts out of a picture",

@@ -109,11 +109,12 @@ function limits({ description, maxInputTokenCount, maxTokenCount, labels, embedd
   const kind = { image_generation: "classes", speech_synthesis: "voices" }[task] ?? "labels";
   const told = [
     maxInputTokenCount && `reads up to ${written(maxInputTokenCount)} tokens`,
-    maxTokenCount && `${written(maxTokenCount)} with the answer`,
+    maxTokenCount && (task === "generation" ? `${written(maxTokenCount)} with the answer` : `writes up to ${written(maxTokenCount)}`),
     labels?.length && `${written(labels.length)} ${kind}`,
     embeddingDimension && `vectors of ${written(embeddingDimension)} numbers`,
   ].filter(Boolean);
-  return told.join(" · ") || description;
+  const line = told.join(" · ") || description;
+  return line.charAt(0).toUpperCase() + line.slice(1);
 }
 
 /** Choice of a model; always visible, because it names the answering one. Its limits are `about`. */

@@ -26,7 +26,7 @@ function shade(context, top, height, from, to) {
   context.fillRect(0, top, context.canvas.width, height);
 }
 
-/** A freighter on the sea, with a box around it. */
+/** A freighter on the sea. */
 export function ship() {
   return drawing("ship.png", 256, 256, (context) => {
     shade(context, 0, 160, "#96bee1", "#cddee8");
@@ -41,9 +41,8 @@ export function ship() {
     }
   });
 }
-ship.box = "16,48,240,180";
 
-/** A star and a balloon in the sky. */
+/** A star and a balloon in the sky; the star's middle is at `star`. */
 export function balloon() {
   return drawing("balloon.png", 320, 240, (context) => {
     shade(context, 0, 240, "#4678be", "#4678be");
@@ -62,6 +61,8 @@ export function balloon() {
     context.stroke();
   });
 }
+
+balloon.star = "90,90";
 
 /** Frames of a ball that crosses a field. */
 export function frames(count) {

@@ -1,7 +1,7 @@
 import { call, CallError } from "../api.js";
 import { caller, chosen, field, modelChoice, modelField, problem, timings } from "../controls.js";
 import { drawn, element, enter, show, written } from "../dom.js";
-import { ship } from "../examples.js";
+import { balloon } from "../examples.js";
 import { base64, give, places, pointed } from "../images.js";
 
 const LEAST_DRAG = 4; // pixels of the screen below which a drag is a click
@@ -178,9 +178,9 @@ export const segment = {
       label: "Cut out",
       stage: picture.node,
       async example() {
-        give(input, [await ship()]);
+        give(input, [await balloon()]);
         await taken;
-        enter(box, ship.box);
+        enter(inside, balloon.star);
       },
       async prepare() {
         if (!file) throw new CallError("invalid_argument", "Choose an image first.");

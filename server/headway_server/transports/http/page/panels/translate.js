@@ -163,7 +163,7 @@ export const translate = {
         });
         const [result] = answer.results;
         const all = result.hypotheses?.length ? result.hypotheses : [result];
-        const place_ = element("div");
+        const place_ = element("div", { class: "result" });
         const pick = (hypothesis) => {
           const alignment = hypothesis.alignment ?? (hypothesis === all[0] ? result.alignments?.[0] : null);
           const [source] = prepared.request.texts;
