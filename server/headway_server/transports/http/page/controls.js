@@ -104,14 +104,16 @@ export function language(code) {
   }
 }
 
+const READS_NO_TEXT = ["captioning", "transcription", "ctc_transcription"];
+
 /** Returns a model's limits in one line; its description if it tells none. */
 function limits({ description, maxInputTokenCount, maxTokenCount, labels, embeddingDimension, task }) {
   const kind = { image_generation: "classes", speech_synthesis: "voices" }[task] ?? "labels";
   const told = [
-    maxInputTokenCount && `reads up to ${written(maxInputTokenCount)} tokens`,
-    maxTokenCount && (task === "generation" ? `${written(maxTokenCount)} with the answer` : `writes up to ${written(maxTokenCount)}`),
+    maxInputTokenCount && !READS_NO_TEXT.includes(task) && `reads up to ${written(maxInputTokenCount)} tokens`,
+    maxTokenCount && (task === "generation" ? `${written(maxTokenCount)} with the answer` : `writes up to ${written(maxTokenCount)} tokens`),
     labels?.length && `${written(labels.length)} ${kind}`,
-    embeddingDimension && `vectors of ${written(embeddingDimension)} numbers`,
+    embeddingDimension && !labels?.length && `vectors of ${written(embeddingDimension)} numbers`,
   ].filter(Boolean);
   const line = told.join(" · ") || description;
   return line.charAt(0).toUpperCase() + line.slice(1);

@@ -1,7 +1,7 @@
 // Images of the API, and one with a pointer.
 
 import { CallError } from "./api.js";
-import { element } from "./dom.js";
+import { drawn, element, show } from "./dom.js";
 
 /** Returns the bytes of a file in base64, for JSON. */
 export async function base64(file) {
@@ -50,15 +50,19 @@ export function picture(attributes) {
   return image;
 }
 
-/** A picture below a canvas of its own size; hidden until there is one. */
+/** A picture below a canvas of its own size and marks in its pixels; hidden until there is one. */
 export function pointed() {
   const canvas = element("canvas", { "aria-hidden": "true" });
+  const marks = drawn("svg", { class: "marks", "aria-hidden": "true" });
   const image = picture({ alt: "" });
-  const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
+  const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas, marks);
   return {
     node,
     canvas,
     image,
+    marks,
+    /** Pixels of the picture to a pixel of the screen. */
+    scale: () => canvas.width / (image.clientWidth || canvas.width),
     /** Shows a file below an empty canvas; none hides the picture. */
     async take(file) {
       URL.revokeObjectURL(image.src);
@@ -75,6 +79,8 @@ export function pointed() {
     clear() {
       canvas.width = image.naturalWidth;
       canvas.height = image.naturalHeight;
+      marks.setAttribute("viewBox", `0 0 ${canvas.width} ${canvas.height}`);
+      show(marks);
     },
     /** Returns where a pointer is, in pixels of the picture. */
     at(event) {

@@ -73,13 +73,10 @@ export const segment = {
     const outside = element("input", { type: "text", placeholder: "20,30", autocomplete: "off" });
     const box = element("input", { type: "text", placeholder: "60,40,200,180", autocomplete: "off" });
     const picture = pointed();
-    const { canvas, image } = picture;
-    const edge = drawn("svg", { class: "edge", "aria-hidden": "true" });
-    picture.node.append(edge);
+    const { canvas, marks } = picture;
 
     function wipe() {
       picture.clear();
-      show(edge);
       show(form.output, element("p", { class: "empty" }, HELP));
     }
 
@@ -119,17 +116,15 @@ export const segment = {
     });
 
     function mark(points, colour) {
-      const radius = (MARK_RADIUS * canvas.width) / (image.clientWidth || canvas.width);
-      edge.append(...points.map(([cx, cy]) => drawn("circle", { cx, cy, r: radius, fill: colour })));
+      marks.append(...points.map(([cx, cy]) => drawn("circle", { cx, cy, r: MARK_RADIUS * picture.scale(), fill: colour })));
     }
 
     function showMask(pixels, width, height) {
       paint(canvas, pixels, width, height);
       const d = edgeOf(pixels, width, height);
-      edge.setAttribute("viewBox", `0 0 ${width} ${height}`);
-      show(edge, drawn("path", { class: "halo", d }), drawn("path", { d }));
+      show(marks, drawn("path", { class: "halo", d }), drawn("path", { d }));
       const [sides] = places(box.value, 4);
-      if (sides) edge.append(drawn("rect", { x: sides[0], y: sides[1], width: sides[2] - sides[0], height: sides[3] - sides[1] }));
+      if (sides) marks.append(drawn("rect", { x: sides[0], y: sides[1], width: sides[2] - sides[0], height: sides[3] - sides[1] }));
       mark(places(inside.value, 2), "#1a8f3c");
       mark(places(outside.value, 2), "#b3261e");
     }
