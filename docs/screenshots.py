@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -68,20 +67,6 @@ def serving(store: Path) -> Iterator[str]:
             process.send_signal(signal.SIGTERM)
 
 
-def call(page: Page) -> None:
-    """Makes the panel's call and waits for its answer."""
-    page.locator("main form button.primary").click()
-    expect(page.locator("main form")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
-    page.wait_for_selector(".output *")
-
-
-def show_picture(page: Page, name: str) -> None:
-    """Gives the panel one of the demo's drawings."""
-    drawing = runpy.run_path(str(DOCS.parent / "demo" / "draw.py"))["draw_pictures"]()[name]
-    files = [{"name": f"{name}.png", "mimeType": "image/png", "buffer": drawing}]
-    page.set_input_files("input[type=file]", files)  # type: ignore[arg-type]  # a list of such is taken
-
-
 def prepare(page: Page, panel: str) -> None:
     """Does on a panel what a visitor would, so that it shows something."""
     match panel:
@@ -90,29 +75,19 @@ def prepare(page: Page, panel: str) -> None:
             page.get_by_label("Seed").fill("7")
             page.get_by_label("Length limit").fill("110")
             page.get_by_text("All parameters").click()
-            call(page)
-            page.locator(".token").nth(3).focus()
-        case "translate" | "classify" | "tag" | "compare" | "speak":
-            call(page)
-        case "attention":
-            if page.locator("main form button.primary").is_enabled():
-                call(page)
-        case "images":
-            show_picture(page, "ship")
-            page.wait_for_selector(".output .bars li")
-        case "segment":
-            show_picture(page, "ship")
-            page.get_by_label("Box").fill("8,24,120,90")
-            call(page)
-        case "caption":
-            show_picture(page, "automobile")
-            call(page)
         case "draw":
             page.get_by_label("Prompt", exact=True).select_option("Sneaker")
             page.get_by_label("Seed").fill("7")
-            call(page)
         case "server":
             page.wait_for_timeout(4000)
+    example = page.get_by_role("button", name="Show an example")
+    if example.count():
+        example.click()
+        page.mouse.move(0, 0)
+        page.wait_for_selector(".results .timings", state="attached")
+        expect(page.locator("main form")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
+    if panel == "generate":
+        page.locator(".token").nth(3).focus()
 
 
 def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
@@ -128,7 +103,7 @@ def take(browser: Browser, address: str, shot: Shot, file: Path) -> None:
     prepare(page, panel)
     if shot.is_looked_into:
         page.get_by_role("button", name="Attention").first.click()
-        page.wait_for_selector(".looked .multiples")
+        page.wait_for_selector(".attention-view .multiples")
     panel_box = page.locator("article.panel").bounding_box()
     assert panel_box is not None, "the panel is open"
     height = panel_box["y"] + panel_box["height"] + 32

@@ -36,12 +36,12 @@ def check_given(factory: str, given: Mapping[str, Path | str | None]) -> None:
     found = []
     if missing := [flag for flag in OF_EVERY_TASK if given[flag] is None]:
         found.append(f"--model needs {', '.join(missing)}")
-    task = given["--task"]
-    if task in set(map(str, Task)):
+    task, known = given["--task"], list(map(str, TASK_PARTS))
+    if task in known:
         if missing := [flag for flag in needed_flags(Task(str(task))) if given[flag] is None]:
             found.append(f"--task {task} needs {', '.join(missing)}")
     elif task is not None:
-        nearest = difflib.get_close_matches(str(task), list(map(str, Task)), n=1, cutoff=0.0)[0]
+        nearest = difflib.get_close_matches(str(task), known, n=1, cutoff=0.0)[0]
         found.append(f"task {task}: cannot be exported (did you mean {nearest!r}?)")
     for flag, value in given.items():
         if isinstance(value, Path) and not value.exists():

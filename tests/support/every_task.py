@@ -32,8 +32,8 @@ def write_every_task(store: Path) -> None:
     for model in MODELS.iterdir():
         if (model / "1" / "bundle.json").is_file() and model.name != "detect":  # which finds nothing in noise
             (store / model.name).symlink_to(model.resolve())
-    _copy(MODELS / "shakespeare" / "1", store, "chat", {CHAT_TEMPLATE_FILE: TEMPLATE})
-    _copy(MODELS / "multi30k-de-en" / "1", store, "rewriter", {}, task=Task.TEXT_TO_TEXT, languages=None)
+    copy_bundle(MODELS / "shakespeare" / "1", store, "chat", {CHAT_TEMPLATE_FILE: TEMPLATE})
+    copy_bundle(MODELS / "multi30k-de-en" / "1", store, "rewriter", {}, task=Task.TEXT_TO_TEXT, languages=None)
     tiny_bundles.write_topic_bundle(store, name="vectors", task=Task.TEXT_EMBEDDING, prompts=QUERY)
     tiny_bundles.write_topic_bundle(store, name="weights", task=Task.TEXT_EMBEDDING, has_sparse_vectors=True)
     scoring = Scoring(activation="sigmoid")
@@ -43,7 +43,7 @@ def write_every_task(store: Path) -> None:
     tiny_bundles.write_topic_bundle(store, name="pairs", text_pairs="optional", has_token_types=True)
     tiny_bundles.write_token_bundle(store)
     entailment = ("entailment", "neutral", "contradiction")
-    _copy(store / "pairs" / "1", store, "nli", {}, labels=entailment)
+    copy_bundle(store / "pairs" / "1", store, "nli", {}, labels=entailment)
     tiny_answers.write_answer_bundle(store)
     tiny_answers.write_mask_bundle(store)
     tiny_tagger.write_tagger_bundle(
@@ -64,7 +64,7 @@ def write_every_task(store: Path) -> None:
         tiny_bundles.write_topic_bundle(store, name="spare", version=version)
 
 
-def _copy(bundle: Path, store: Path, name: str, files: dict[str, str], **fields: object) -> None:
+def copy_bundle(bundle: Path, store: Path, name: str, files: dict[str, str], **fields: object) -> None:
     """Publishes a bundle under another name, with more files and other fields of its manifest."""
     manifest = read_manifest(bundle)
     with staging_folder(store) as folder:

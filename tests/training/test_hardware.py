@@ -102,7 +102,7 @@ def test_a_display_shows_the_share_of_waiting_and_of_the_peak():
     assert display.throughput == pytest.approx(50)
     assert display.data_wait_share == pytest.approx(0.25)
     assert display.utilisation == pytest.approx(0.15)
-    assert "25.0% of the training time was spent waiting for data" in out.getvalue()
+    assert "trained on 50 tokens/s; 25.0% of the training time was spent waiting for data" in out.getvalue()
 
 
 _PROGRAM = """

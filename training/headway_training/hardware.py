@@ -47,8 +47,8 @@ def describe_hardware(device: torch.device, num_processes: int = 1) -> str:
 def free_threads() -> int:
     """Threads for a run on the CPU: as many as cores are free at the moment, at least 1.
 
-    A thread that waits for its core holds up all others at the end of every operation: two threads beside a busy
-    process trained 16 times slower than one. OMP_NUM_THREADS, where it is set, decides.
+    A thread that waits for its core holds up all others at the end of every operation: on two busy cores, two threads
+    took 40 s for a run that takes one 5 s. OMP_NUM_THREADS, where it is set, decides.
     """
     most = torch.get_num_threads()
     if most == 1 or "OMP_NUM_THREADS" in os.environ:

@@ -61,6 +61,7 @@ class TrainingDisplay:
         )
         self._task = self._bar.add_task("training", total=num_steps, completed=first_step, status="")
         self._recent: deque[tuple[int, float]] = deque(maxlen=_WINDOW)  # units and seconds of the last steps
+        self._trained_units = 0
         self._trained_s = 0.0
         self._waited_s = 0.0
         self._last_line_s = time.monotonic()
@@ -74,7 +75,11 @@ class TrainingDisplay:
     ) -> None:
         self._bar.stop()
         if self._enabled and self._trained_s:
-            self._console.print(f"{self.data_wait_share:.1%} of the training time was spent waiting for data")
+            rate = self._trained_units / self._trained_s
+            self._console.print(
+                f"trained on {rate:,.0f} {self._unit}/s; {self.data_wait_share:.1%} of the training time was spent "
+                "waiting for data"
+            )
 
     def step(
         self,
@@ -99,6 +104,7 @@ class TrainingDisplay:
         if not self._enabled:
             return
         self._recent.append((num_units, duration_s))
+        self._trained_units += num_units
         self._trained_s += duration_s
         self._waited_s += data_wait_s
         status = f"loss {loss:.3f}  {self.throughput:,.0f} {self._unit}/s  data {self.data_wait_share:.0%}"

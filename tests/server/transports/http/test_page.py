@@ -26,7 +26,8 @@ from PIL import Image
 pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402 (see above)
+from every_task import copy_bundle  # noqa: E402 (see above)
+from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
 from tiny_bundles import write_box_bundle, write_map_bundle, write_named_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
@@ -37,28 +38,16 @@ from headway_server.bundles import Task  # noqa: E402
 MODELS = Path(__file__).parents[4] / "models"
 NUM_MODELS = len(list(MODELS.glob("*/1/bundle.json")))
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-PANELS = [
-    "models",
-    "generate",
-    "translate",
-    "classify",
-    "tag",
-    "answer",
-    "fill",
-    "compare",
-    "images",
-    "detect",
-    "maps",
-    "caption",
-    "draw",
-    "transcribe",
-    "sounds",
-    "videos",
-    "speak",
-    "segment",
-    "attention",
-    "server",
-]
+GROUPS = {
+    "Text": ["generate", "rewrite", "translate", "classify", "tag", "answer", "fill", "compare", "rank"],
+    "Image": ["images", "detect", "segment", "maps", "caption", "draw", "videos"],
+    "Speech": ["transcribe", "speak", "sounds"],
+    "Inspect": ["attention"],
+    "Operate": ["models", "server"],
+}
+PANELS = [panel for panels in GROUPS.values() for panel in panels]
+WITHOUT_MODEL = ["rewrite", "answer", "fill", "maps", "videos", "sounds"]
+"""Panels for which no model is shipped."""
 
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs a Chromium: apt-get install chromium"),
@@ -135,6 +124,14 @@ def open_panel(page: Page, address: str, panel: str) -> None:
     page.wait_for_selector("#panel-title")
 
 
+def go_to(page: Page, panel: str) -> None:
+    """Opens a panel by the links of the page: its group's, then its own."""
+    [group] = [name for name, panels in GROUPS.items() if panel in panels]
+    page.locator("#groups").get_by_role("link", name=group).click()
+    page.locator(f'#tabs a[href="#/{panel}"]').click()
+    expect(page.locator(f".panel.{panel}")).to_be_visible()
+
+
 def answer(page: Page) -> str:
     """Calls, waits for the answer, and returns it as text."""
     page.locator("main form button.primary").click()
@@ -180,7 +177,7 @@ def stop_when_there_is(page: Page, selector: str) -> None:
 def look_into(page: Page) -> None:
     """Opens the viewer of attention below the first answer."""
     page.get_by_role("button", name="Attention").first.click()
-    expect(page.locator(".looked .multiples button").first).to_be_visible(timeout=20_000)
+    expect(page.locator(".attention-view .multiples button").first).to_be_visible(timeout=20_000)
 
 
 def test_the_first_panel_shows_every_model_with_its_quality(page: Page, address: str) -> None:
@@ -245,6 +242,12 @@ def test_a_conversation_goes_on_with_what_was_said(page: Page, tmp_path: Path) -
         command = page.locator(".commands code").inner_text()
         assert [command.count(each) for each in ("ROLE_SYSTEM", "ROLE_USER", "ROLE_ASSISTANT")] == [1, 2, 1]
         assert "Hello there." in command
+        page.reload()
+        expect(page.locator(".turn")).to_have_count(4)
+        page.get_by_label("Message", exact=True).fill("And then?")
+        answer(page)
+        assert page.locator(".turn.user").all_inner_texts()[0] == "Hello there."
+        assert page.locator(".turn").count() == 6
         page.get_by_role("button", name="New chat").click()
         assert page.locator(".turn").count() == 0
         assert "Write a message first." in answer(page)
@@ -325,10 +328,13 @@ def test_a_picture_gets_labels(page: Page, address: str, tmp_path: Path) -> None
     page.set_input_files("input[type=file]", str(tmp_path / "sky.png"))
     expect(page.locator(".output .bars li")).to_have_count(5, timeout=10_000)
     look_into(page)
-    expect(page.locator(".looked .multiples")).to_have_count(4)  # layers, with 4 heads each
-    expect(page.locator(".looked .multiples .overlay")).to_have_count(16)
+    expect(page.locator(".attention-view h4")).to_have_text("all layers")
+    expect(page.locator(".attention-view .multiples .overlay")).to_have_count(5)  # the mean over all, and of each layer
+    page.get_by_label("Heads").select_option("ATTENTION_SUMMARY_UNSPECIFIED")
+    expect(page.locator(".attention-view .multiples")).to_have_count(4)  # layers, with 4 heads each
+    expect(page.locator(".attention-view .multiples .overlay")).to_have_count(16)
     page.get_by_label("Heads").select_option("ATTENTION_SUMMARY_ROLLOUT")
-    expect(page.locator(".looked .multiples .overlay")).to_have_count(1)
+    expect(page.locator(".attention-view .multiples .overlay")).to_have_count(1)
 
 
 def test_objects_get_boxes_over_the_picture(page: Page, tmp_path: Path) -> None:
@@ -339,9 +345,8 @@ def test_objects_get_boxes_over_the_picture(page: Page, tmp_path: Path) -> None:
         page.get_by_label("Picture").set_input_files(tmp_path / "photo.png")
         expect(page.locator(".output .bars li")).to_have_count(1, timeout=10_000)
         expect(page.locator(".output .bars li")).to_contain_text("red")
-        opacity = "([x, y]) => document.querySelector('canvas').getContext('2d').getImageData(x, y, 1, 1).data[3]"
-        assert page.evaluate(opacity, [40, 18]) > 0  # the right side of the box in the upper left quarter
-        assert page.evaluate(opacity, [60, 30]) == 0
+        box = page.locator(".marks rect")  # in the upper left quarter
+        assert [float(box.get_attribute(side) or "") for side in ("x", "y", "width", "height")] == [0, 0, 40, 20]
         page.get_by_label("Labels").fill("green")
         assert "No object" in answer(page)
         page.get_by_label("Threshold").fill("0.2")
@@ -387,38 +392,52 @@ def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page:
     open_panel(page, address, "tag")
     answer(page)
     look_into(page)
-    reading = page.locator(".attending .timings").first
+    reading = page.locator(".attention-tokens .timings").first
     expect(reading).to_contain_text("Together they attend to")
-    page.locator(".attending .word", has_text="sea").hover()
+    page.locator(".attention-tokens .word", has_text="sea").hover()
     expect(reading).to_contain_text("sea attends to")
-    page.locator(".attending .word").first.focus()
+    page.locator(".attention-tokens .word").first.focus()
     page.keyboard.press("ArrowRight")
     expect(reading).to_contain_text("The attends to")
+    page.get_by_label("Heads").select_option("ATTENTION_SUMMARY_UNSPECIFIED")
     page.get_by_role("button", name="layer 2, head 1").click()
-    expect(page.locator(".looked h4")).to_have_text("layer 2, head 1")
+    expect(page.locator(".attention-view h4")).to_have_text("layer 2, head 1")
 
 
-def test_the_row_of_panels_stays_where_the_reader_has_it_while_the_open_one_is_in_sight(
-    browser: Browser, address: str
-) -> None:
-    context = browser.new_context(viewport={"width": 360, "height": 800})
+@pytest.mark.parametrize("width", [360, 1180])
+def test_groups_lead_to_every_panel_by_mouse_and_keyboard(browser: Browser, address: str, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
-    open_panel(page, address, "server")  # the last one, out of sight if the row does not move
-    current, row = page.locator("nav a[aria-current]"), page.locator("nav")
-    expect(current).to_be_in_viewport(ratio=0.99)
-    where = row.evaluate("(row) => row.scrollLeft")
-    page.get_by_role("link", name="Attention").click()
-    expect(current).to_have_text("Attention")
-    assert row.evaluate("(row) => row.scrollLeft") == where
-    page.evaluate("location.hash = '#/models'")
-    expect(current).to_have_text("Models")
-    expect(current).to_be_in_viewport(ratio=0.99)
+    open_panel(page, address, "server")
+    groups, tabs = page.locator("#groups a"), page.locator("#tabs a")
+    expect(page.locator("#groups a[aria-current]")).to_have_text("Operate")
+    for group, panels in GROUPS.items():
+        page.locator("#groups").get_by_role("link", name=group).click()
+        expect(page.locator("#groups a[aria-current]")).to_have_text(group)
+        assert [link.get_attribute("href") for link in tabs.all()] == [f"#/{panel}" for panel in panels]
+        for link in [*groups.all(), *tabs.all()]:
+            box = link.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    expect(page.locator(".panel.server")).to_be_visible()  # a group opens the panel that was open in it
+    groups.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".panel.generate")).to_be_visible()
+    page.keyboard.press("Tab")  # over the other groups
+    while not page.evaluate("document.activeElement.matches('#tabs a')"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.locator(".panel.translate")).to_be_visible()
+    expect(page.locator("#main")).to_be_focused()
     context.close()
 
 
 def test_the_servers_figures_appear(page: Page, address: str) -> None:
     open_panel(page, address, "server")
-    expect(page.locator(".board")).to_contain_text("MiB", timeout=10_000)
+    expect(page.locator(".metrics")).to_contain_text("MiB", timeout=10_000)
 
 
 def test_the_call_is_shown_as_a_command_that_works(page: Page, address: str) -> None:
@@ -440,6 +459,40 @@ def test_commands_name_the_port_of_grpc_that_the_server_has(page: Page, address:
         assert f"127.0.0.1:{port}" in page.locator(".commands code").inner_text()
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ("translate", "Python", "boy"),
+        ("classify", "Python", "Business"),
+        ("rank", "Python", "RankedText"),
+        ("segment", "curl", "predictedIou"),
+        ("segment", "Python", "predicted_iou"),
+        ("images", "curl", "labels"),
+        ("images", "Python", "LabelScore"),
+        ("generate", "Python", "\n"),
+        ("generate", "OpenAI", "\n"),
+        ("compare", "OpenAI", "[["),
+        ("draw", "Python", ""),
+        ("draw", "OpenAI", ""),
+        ("speak", "OpenAI", ""),
+    ],
+)
+def test_the_shown_calls_run(page: Page, address: str, tmp_path: Path, shown: tuple[str, str, str]) -> None:
+    """Each as a panel, a kind of command, and a part of what that writes."""
+    panel, kind, told = shown
+    Image.new("RGB", (256, 256), (90, 140, 220)).save(tmp_path / "picture.png")
+    open_panel(page, address, panel)
+    page.get_by_role("button", name="Show an example").click()
+    expect(page.locator(".results .timings").first).to_be_attached(timeout=20_000)
+    expect(page.locator("main form.call")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
+    page.get_by_text("The call of this panel").click()
+    page.get_by_label(kind, exact=True).check()
+    command = [*(["bash"] if kind == "curl" else [sys.executable]), "-c", page.locator(".commands code").inner_text()]
+    run = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert told in run.stdout
+
+
 def test_what_was_written_chosen_and_answered_is_there_when_a_panel_is_opened_again(page: Page, address: str) -> None:
     open_panel(page, address, "classify")
     texts = page.locator("main textarea").first
@@ -447,13 +500,137 @@ def test_what_was_written_chosen_and_answered_is_there_when_a_panel_is_opened_ag
     found = answer(page)
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    for panel in ("models", "server", "tag"):
-        page.locator(f'#tabs a[href="#/{panel}"]').click()
-        expect(page.locator(f".panel.{panel}")).to_be_visible()
-    page.locator('#tabs a[href="#/classify"]').click()
+    for panel in ("models", "server", "tag", "classify"):
+        go_to(page, panel)
     expect(page.locator("main textarea").first).to_have_value("The rocket has reached the moon.")
     assert page.locator(".output").inner_text() == found
     assert not any("ClassifyText" in url for url in requests)
+
+
+def test_inputs_pictures_and_masks_survive_a_reload(page: Page, address: str, tmp_path: Path) -> None:
+    Image.new("RGB", (60, 40), (90, 140, 220)).save(tmp_path / "small.png")
+    noise = np.random.default_rng(0).integers(0, 256, (900, 900, 3), np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")  # 2.4 MB: more than is kept
+    opacity = "() => document.querySelector('.overlay canvas').getContext('2d').getImageData(30, 20, 1, 1).data[3]"
+    open_panel(page, address, "classify")
+    page.locator("main textarea").first.fill("The rocket has reached the moon.")
+    go_to(page, "caption")
+    page.get_by_label("Picture").set_input_files(tmp_path / "large.png")
+    go_to(page, "segment")
+    page.get_by_label("Picture").set_input_files(tmp_path / "small.png")
+    expect(page.locator(".overlay")).to_be_visible()
+    page.get_by_label("Points inside").fill("30,20")
+    go_to(page, "draw")
+    page.get_by_label("Seed").fill("7")
+    page.get_by_text("Edit an image").click()
+    page.get_by_label("Picture").set_input_files(tmp_path / "small.png")
+    page.get_by_label("Strength").fill("0.5")
+    page.locator(".overlay").click()
+    page.get_by_label("Strength").fill("0.6")
+    assert page.evaluate(opacity) > 0
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.reload()
+    expect(page.locator(".panel.draw .overlay")).to_be_visible()
+    assert page.evaluate(opacity) > 0, "the mask is painted again"
+    assert page.get_by_label("Seed").input_value() == "7"
+    assert page.get_by_label("Strength").input_value() == "0.6"
+    go_to(page, "segment")
+    expect(page.locator(".overlay")).to_be_visible()
+    assert page.get_by_label("Points inside").input_value() == "30,20"
+    go_to(page, "caption")
+    assert page.get_by_label("Picture").evaluate("(input) => input.files.length") == 0
+    go_to(page, "classify")
+    expect(page.locator("main textarea").first).to_have_value("The rocket has reached the moon.")
+    assert not {"SegmentImage", "StreamGenerateImage", "CaptionImage", "ClassifyText"} & set(asked)
+    assert page.evaluate("Object.values(sessionStorage).join('').length") < 3 * 2**20
+
+
+def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None:
+    for panel in PANELS:
+        if panel in (*WITHOUT_MODEL, "models", "server"):
+            continue
+        open_panel(page, address, panel)
+        expect(page.locator(".blank")).to_contain_text("The answer appears here.")
+        page.get_by_role("button", name="Show an example").click()
+        expect(page.locator(".results .timings").first).to_be_attached(timeout=20_000)
+        expect(page.locator("main form.call")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
+        expect(page.locator(".blank, .problem")).to_have_count(0)
+
+
+def test_every_panel_tells_a_limit_of_its_model(page: Page, address: str) -> None:
+    for panel, told in {
+        "classify": "Reads up to 128 tokens · 4 labels",
+        "generate": "with the answer",
+        "draw": "10 classes",
+        "segment": "Cuts out of a picture",
+    }.items():
+        open_panel(page, address, panel)
+        expect(page.locator(".limits")).to_contain_text(told)
+
+
+def test_what_is_worked_on_stands_large_in_the_answer_card(page: Page, address: str) -> None:
+    open_panel(page, address, "segment")
+    page.get_by_role("button", name="Show an example").click()
+    expect(page.locator(".candidate")).to_have_count(3, timeout=20_000)
+    assert page.locator(".output .overlay").evaluate("(node) => node.offsetWidth") >= 400
+    edge = page.locator(".marks path").first
+    first = edge.get_attribute("d")
+    page.locator(".candidate").last.click()
+    expect(page.locator(".candidate").last).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".candidate").last).to_contain_text(re.compile(r"predicted IoU [\d.]+\s*stability [\d.]+"))
+    assert edge.get_attribute("d") != first
+    open_panel(page, address, "draw")
+    page.get_by_role("button", name="Show an example").click()
+    drawn = page.locator(".gallery img.pixelated")
+    expect(drawn).to_have_attribute("src", re.compile("^blob:"), timeout=20_000)
+    assert drawn.evaluate("(image) => [image.naturalWidth, image.width > 250]") == [28, True]
+
+
+@pytest.mark.parametrize("width", [360, 1180])
+def test_labels_of_tagged_words_stay_in_the_card(browser: Browser, address: str, width: int) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    open_panel(page, address, "tag")
+    answer(page)
+    card = page.locator(".output").bounding_box()
+    assert card is not None
+    for mark in page.locator("mark small").all():
+        box = mark.bounding_box()
+        assert box is not None
+        assert card["x"] < box["x"]
+        assert box["x"] + box["width"] < card["x"] + card["width"]
+        assert box["y"] + box["height"] < card["y"] + card["height"]
+    context.close()
+
+
+def test_a_telephone_scrolls_to_the_answer(browser: Browser, address: str) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 640}, reduced_motion="reduce")
+    page = context.new_page()
+    open_panel(page, address, "translate")
+    button = page.locator("main form button.primary")
+    button.focus()
+    page.evaluate("scrollTo(0, 0)")
+    page.keyboard.press("Control+Enter")
+    expect(page.locator(".hypotheses")).to_be_in_viewport()
+    context.close()
+
+
+def test_texts_are_ranked_and_rewritten(page: Page, address: str, tmp_path: Path) -> None:
+    copy_bundle(
+        MODELS / "multi30k-de-en" / "1", tmp_path / "store", "rewriter", {}, task=Task.TEXT_TO_TEXT, languages=None
+    )
+    open_panel(page, address, "rank")
+    page.get_by_label("Model").select_option("ag-news/1")
+    page.get_by_label("Query").fill("The striker scored twice")
+    assert answer(page).startswith("The home team won")
+    expect(page.locator(".bars li")).to_have_count(4)
+    with running(store=tmp_path / "store") as (_, url):
+        open_panel(page, url, "rewrite")
+        page.get_by_label("Text", exact=True).fill("Ein Hund rennt.")
+        page.get_by_label("New texts").fill("3")
+        assert "dog" in answer(page)
+        expect(page.locator(".hypotheses li")).to_have_count(3)
 
 
 @pytest.mark.parametrize("has_clipboard", [True, False])
@@ -485,6 +662,11 @@ def test_nothing_is_asked_while_nobody_sees_the_page(page: Page, address: str) -
     page.on("request", lambda request: asked.append(request.url))
     page.clock.run_for(10_000)
     assert {url.rpartition("/")[2] for url in asked} == {"ListModels", "metrics"}
+    go_to(page, "models")
+    asked.clear()
+    page.clock.run_for(10_000)
+    assert {url.rpartition("/")[2] for url in asked} == {"ListModels"}, "figures that are not shown are not asked for"
+    go_to(page, "server")
     page.evaluate("Object.defineProperty(document, 'hidden', { value: true, configurable: true })")
     asked.clear()
     page.clock.run_for(60_000)
@@ -510,7 +692,7 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
     page = context.new_page()
     for panel in PANELS:
         open_panel(page, address, panel)
-        expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=0.99)
+        expect(page.locator("#tabs a[aria-current]")).to_be_in_viewport(ratio=0.99)
         assert page.evaluate("document.querySelector('header button').getBoundingClientRect().right") <= width - 16
         if panel in ("translate", "classify", "tag", "compare", "generate", "attention"):
             answer(page)

@@ -2,12 +2,19 @@
 
 import { CallError } from "./api.js";
 import { commands } from "./commands.js";
-import { element, newId, show } from "./dom.js";
+import { element, newId, show, written } from "./dom.js";
+import { give } from "./images.js";
+
+/** Name of a control by its label; what was entered is kept by it. */
+function named(label) {
+  return label.toLowerCase().replaceAll(/\W+/g, "-");
+}
 
 /** A field with its label, and a hint below. */
 export function field(label, control, hint) {
   const id = newId("field");
   control.id = id;
+  control.name = named(label);
   if (!hint) return element("div", { class: "field" }, element("label", { for: id }, label), control);
   const hintId = newId("hint");
   control.setAttribute("aria-describedby", hintId);
@@ -73,7 +80,7 @@ export function sampling() {
 }
 
 export function check(label, isChecked, onchange) {
-  const box = element("input", { type: "checkbox", onchange });
+  const box = element("input", { type: "checkbox", name: named(label), onchange });
   box.checked = isChecked;
   const whole = element("label", { class: "check" }, box, " ", label);
   whole.box = box;
@@ -97,9 +104,46 @@ export function language(code) {
   }
 }
 
-/** Choice of a model; always visible, because it names the answering one. */
+const READS_NO_TEXT = ["captioning", "transcription", "ctc_transcription"];
+
+/** Returns a model's limits in one line; its description if it tells none. */
+function limits({ description, maxInputTokenCount, maxTokenCount, labels, embeddingDimension, task }) {
+  const kind = { image_generation: "classes", speech_synthesis: "voices" }[task] ?? "labels";
+  const told = [
+    maxInputTokenCount && !READS_NO_TEXT.includes(task) && `reads up to ${written(maxInputTokenCount)} tokens`,
+    maxTokenCount && (task === "generation" ? `${written(maxTokenCount)} with the answer` : `writes up to ${written(maxTokenCount)} tokens`),
+    labels?.length && `${written(labels.length)} ${kind}`,
+    embeddingDimension && !labels?.length && `vectors of ${written(embeddingDimension)} numbers`,
+  ].filter(Boolean);
+  const line = told.join(" · ") || description;
+  return line.charAt(0).toUpperCase() + line.slice(1);
+}
+
+/** Choice of a model; always visible, because it names the answering one. Its limits are `about`. */
 export function modelChoice(models, onchange) {
-  return choice(models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]), { onchange });
+  const about = element("span", { class: "limits" });
+  const tell = () => {
+    const model = chosen(select, models);
+    about.textContent = limits(model);
+    about.title = model.description;
+  };
+  const select = choice(
+    models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]),
+    {
+      onchange: () => {
+        tell();
+        onchange?.();
+      },
+    },
+  );
+  select.about = about;
+  tell();
+  return select;
+}
+
+/** The field of a model's choice, with the model's limits below. */
+export function modelField(select) {
+  return field("Model", select, select.about);
 }
 
 /** Returns the chosen model. */
@@ -132,19 +176,57 @@ function heading(code) {
   return headings[code] ?? "The call failed";
 }
 
+const ONE_COLUMN = matchMedia("(max-width: 60rem)");
+const STILL = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** Scrolls a narrow page to an element, unless much of it is in sight. */
+function bring(node) {
+  const { top, bottom } = node.getBoundingClientRect();
+  if (!ONE_COLUMN.matches || (top < innerHeight / 2 && bottom > innerHeight / 2)) return;
+  node.scrollIntoView({ behavior: STILL.matches ? "auto" : "smooth", block: "start" });
+}
+
+/** Gives dropped or pasted files to the open panel's first visible input that takes such. */
+function takeFiles(event, files) {
+  const inputs = [...document.querySelectorAll("form.call input[type=file]")].filter((input) => input.checkVisibility());
+  for (const input of inputs) {
+    const kinds = input.accept.split(",").map((kind) => kind.replace("*", ""));
+    const some = [...files].filter((file) => kinds.some((kind) => file.type.startsWith(kind)));
+    if (!some.length) continue;
+    event.preventDefault();
+    give(input, input.multiple ? some : some.slice(0, 1));
+    return;
+  }
+}
+
+addEventListener("dragover", (event) => event.preventDefault()); // a file that is dropped beside is not opened in place of the page
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  takeFiles(event, event.dataTransfer.files);
+});
+addEventListener("paste", (event) => takeFiles(event, event.clipboardData?.files ?? []));
+
 /**
  * A form that makes one call at a time.
  *
  * `prepare()` returns {service, method, request}; `run(prepared, signal, output)` makes the call and fills `output`. It
- * returns the actual call, if that was another one.
+ * returns the actual call, if that was another one. `stage` is the picture that is worked on, above the answer.
+ * `example()` fills in an example, whose call is then made, unless it returns true because it is already.
  * The call is shown below as commands of other programs.
  */
-export function caller({ fields, label, prepare, run, isLive = false }) {
-  const output = element("section", { class: "output", "aria-label": "Answer", "aria-live": isLive ? "off" : "polite" });
+export function caller({ fields, label, prepare, run, stage, example, isLive = false }) {
+  const output = element("div", { class: "results", "aria-live": isLive ? "off" : "polite" });
+  const card = element("section", { class: "output", "aria-label": "Answer" }, stage, output);
   const spoken = element("p", { class: "spoken", role: "status" }); // of a stream only its end is read out
   const shown = element("div");
   const button = element("button", { type: "submit", class: "primary" }, label);
   const stop = element("button", { type: "button", disabled: true }, "Stop");
+  const empty = element(
+    "div",
+    { class: "blank" },
+    element("p", {}, "The answer appears here."),
+    example && element("button", { type: "button", onclick: async () => (await example()) || submit() }, "Show an example"),
+  );
   let running = null;
 
   async function submit(event) {
@@ -155,6 +237,8 @@ export function caller({ fields, label, prepare, run, isLive = false }) {
     stop.disabled = false;
     form.setAttribute("aria-busy", "true");
     spoken.textContent = "";
+    for (const old of [empty, ...output.querySelectorAll(":scope > .problem")]) old.remove();
+    bring(card);
     try {
       const prepared = await prepare();
       if (!prepared) return;
@@ -176,24 +260,27 @@ export function caller({ fields, label, prepare, run, isLive = false }) {
   }
 
   stop.addEventListener("click", () => running?.abort());
-  const form = element("form", { onsubmit: submit }, ...fields, element("div", { class: "row" }, button, stop));
+  const form = element("form", { class: "call", onsubmit: submit }, ...fields, element("div", { class: "row" }, button, stop));
   form.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
   });
+  const node = element("div", { class: "workspace" }, form, element("div", { class: "answers" }, card, spoken, shown));
+  show(output, empty);
   return {
-    node: element("div", { class: "caller" }, form, element("div", { class: "answer" }, output, spoken, shown)),
+    node,
     submit,
     output,
+    clear: () => show(output, empty),
     stop: () => running?.abort(),
   };
 }
 
-/** Horizontal bars of values from 0 to 1: [[label, value, isMarked]]. */
+/** Horizontal bars of values from 0 to 1: [[label, value, isMarked, text]]; the text is by default the value in percent. */
 export function bars(rows) {
   return element(
     "ul",
     { class: "bars" },
-    ...rows.map(([label, value, isMarked]) => {
+    ...rows.map(([label, value, isMarked, text = `${(value * 100).toFixed(1)} %`]) => {
       const bar = element("span", { class: "bar" });
       bar.style.inlineSize = `${Math.max(value * 100, 0.5)}%`;
       return element(
@@ -201,7 +288,7 @@ export function bars(rows) {
         { class: isMarked ? "marked" : null },
         element("span", { class: "name" }, label),
         element("span", { class: "track", "aria-hidden": "true" }, bar),
-        element("span", { class: "value" }, `${(value * 100).toFixed(1)} %`),
+        element("span", { class: "value" }, text),
       );
     }),
   );

@@ -52,6 +52,17 @@ export function characters(text) {
   return Array.from(text);
 }
 
+/** Sets a control's value as if somebody had entered it, so that it is kept. */
+export function enter(control, value) {
+  control.value = value;
+  control.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
+/** Enters an example where nothing is. */
+export function refill(control, value) {
+  if (!control.value.trim()) enter(control, value);
+}
+
 /** Writes a number for people: 1,437,700; 0.912; 37.3 ms is left to `milliseconds`. */
 export function written(value, digits = 0) {
   return Number(value).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });

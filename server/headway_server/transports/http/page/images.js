@@ -1,7 +1,7 @@
 // Images of the API, and one with a pointer.
 
 import { CallError } from "./api.js";
-import { element } from "./dom.js";
+import { drawn, element, show } from "./dom.js";
 
 /** Returns the bytes of a file in base64, for JSON. */
 export async function base64(file) {
@@ -27,27 +27,60 @@ export function places(text, count) {
   });
 }
 
-/** A picture below a canvas of its own size; hidden until there is one. */
+const SMALL = 200; // pixels of a width below which a picture is scaled up without smoothing
+
+/** Gives files to an input as if somebody had chosen them; with `isKept`, the panel shows them without a call. */
+export function give(input, files, { isKept = false } = {}) {
+  const transfer = new DataTransfer();
+  for (const file of files) transfer.items.add(file);
+  input.files = transfer.files;
+  input.dispatchEvent(new CustomEvent("change", { bubbles: true, detail: { isKept } }));
+}
+
+/** Shows a picture at a size that one can see: a small one in whole pixels. */
+export function picture(attributes) {
+  const image = element("img", {
+    draggable: "false",
+    ...attributes,
+    onload: () => {
+      image.classList.toggle("pixelated", image.naturalWidth < SMALL);
+      image.parentElement?.style.setProperty("--ratio", image.naturalWidth / image.naturalHeight);
+    },
+  });
+  return image;
+}
+
+/** A picture below a canvas of its own size and marks in its pixels; hidden until there is one. */
 export function pointed() {
   const canvas = element("canvas", { "aria-hidden": "true" });
-  const image = element("img", { alt: "", draggable: "false" });
-  const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas);
+  const marks = drawn("svg", { class: "marks", "aria-hidden": "true" });
+  const image = picture({ alt: "" });
+  const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas, marks);
   return {
     node,
     canvas,
     image,
-    /** Shows a file below an empty canvas. */
+    marks,
+    /** Pixels of the picture to a pixel of the screen. */
+    scale: () => canvas.width / (image.clientWidth || canvas.width),
+    /** Shows a file below an empty canvas; none hides the picture. */
     async take(file) {
       URL.revokeObjectURL(image.src);
+      node.hidden = true;
+      if (!file) return;
       image.src = URL.createObjectURL(file);
-      image.alt = file.name ?? "picture";
-      await image.decode();
+      image.alt = file.name;
+      await image.decode().catch(() => {
+        throw new CallError("invalid_argument", "The browser cannot read this as an image.");
+      });
       node.hidden = false;
       this.clear();
     },
     clear() {
       canvas.width = image.naturalWidth;
       canvas.height = image.naturalHeight;
+      marks.setAttribute("viewBox", `0 0 ${canvas.width} ${canvas.height}`);
+      show(marks);
     },
     /** Returns where a pointer is, in pixels of the picture. */
     at(event) {

@@ -1,8 +1,9 @@
-// The page: the open panel, the models, the state of the server.
+// The page: the groups of panels, the open panel, the models, the state of the server.
 
 import { call, key } from "./api.js";
 import { problem } from "./controls.js";
-import { element, repeat, show } from "./dom.js";
+import { element, repeat, show, steppable } from "./dom.js";
+import { remember } from "./memory.js";
 import { answer } from "./panels/answer.js";
 import { attention } from "./panels/attention.js";
 import { caption } from "./panels/caption.js";
@@ -15,6 +16,8 @@ import { generate } from "./panels/generate.js";
 import { images } from "./panels/images.js";
 import { maps } from "./panels/maps.js";
 import { models } from "./panels/models.js";
+import { rank } from "./panels/rank.js";
+import { rewrite } from "./panels/rewrite.js";
 import { segment } from "./panels/segment.js";
 import { server } from "./panels/server.js";
 import { sounds } from "./panels/sounds.js";
@@ -24,15 +27,30 @@ import { transcribe } from "./panels/transcribe.js";
 import { translate } from "./panels/translate.js";
 import { videos } from "./panels/videos.js";
 
-const PANELS = [models, generate, translate, classify, tag, answer, fill, compare, images, detect, maps, caption, draw, transcribe, sounds, videos, speak, segment, attention, server];
+const GROUPS = {
+  Text: [generate, rewrite, translate, classify, tag, answer, fill, compare, rank],
+  Image: [images, detect, segment, maps, caption, draw, videos],
+  Speech: [transcribe, speak, sounds],
+  Inspect: [attention],
+  Operate: [models, server],
+};
+const PANELS = Object.values(GROUPS).flat();
+const FIRST = models;
 const LOOK_EVERY_MS = 3000;
 
 const main = document.getElementById("main");
-const tabs = document.getElementById("tabs");
+const groupRow = document.getElementById("groups");
+const tabRow = document.getElementById("tabs");
 const status = document.getElementById("status");
 const open = { panel: null, leave: null };
 const kept = new Map(); // what was opened and has a form, by the panel: {place, models, leave, close}
 let served = null; // the models; null until the server has answered
+
+const groups = Object.entries(GROUPS).map(([name, panels]) => ({
+  panels,
+  link: element("a", { href: route(panels[0]) }, name),
+  tabs: panels.map((panel) => element("a", { href: route(panel) }, panel.tab ?? panel.title)),
+}));
 
 /** The panel's fragment in the page's address: a route, not an anchor within the page. */
 function route(panel) {
@@ -40,7 +58,16 @@ function route(panel) {
 }
 
 function panelOf(hash) {
-  return PANELS.find((panel) => route(panel) === hash) ?? PANELS[0];
+  return PANELS.find((panel) => route(panel) === hash) ?? FIRST;
+}
+
+function fits(panel, model) {
+  return !panel.capabilities || model.capabilities.some((one) => panel.capabilities.includes(one));
+}
+
+/** Links to the panels that call a model. */
+function linksOf(model) {
+  return PANELS.filter((panel) => panel.capabilities && fits(panel, model)).map((panel) => element("a", { href: route(panel) }, panel.tab ?? panel.title));
 }
 
 /**
@@ -49,21 +76,39 @@ function panelOf(hash) {
  * `panel.open` returns `leave`, which ends running calls, and `close`, which also frees the panel's state.
  */
 function made(panel) {
-  const wanted = panel.capabilities ?? [];
-  const fitting = wanted.length ? served.filter((model) => model.capabilities.some((one) => wanted.includes(one))) : served;
+  const fitting = served.filter((model) => fits(panel, model));
   const before = kept.get(panel);
   if (before?.models === names(fitting)) return before;
   before?.close?.();
   kept.delete(panel);
   const place = element("article", { class: `panel ${panel.id}`, "aria-labelledby": "panel-title" });
-  place.append(element("h2", { id: "panel-title" }, panel.title), element("p", { class: "lead" }, panel.lead));
-  if (wanted.length && !fitting.length) {
+  place.append(element("div", { class: "heading" }, element("h2", { id: "panel-title" }, panel.title), element("p", {}, panel.lead)));
+  if (!fitting.length && panel.capabilities) {
     place.append(element("p", { class: "empty" }, "This server has no model for that. Put a bundle into its store."));
     return { place };
   }
-  const one = { place, models: names(fitting), ...panel.open(place, fitting) };
-  if (wanted.length) kept.set(panel, one);
+  const one = { place, models: names(fitting), ...panel.open(place, fitting, { all: served, linksOf }) };
+  const form = place.querySelector("form");
+  if (form) remember(form, panel.id);
+  if (panel.capabilities) kept.set(panel, one);
   return one;
+}
+
+function mark(link, kind) {
+  if (kind) link.setAttribute("aria-current", kind);
+  else link.removeAttribute("aria-current");
+}
+
+/** Marks the open panel and its group, whose link leads from now on to this panel. */
+function showTabs(panel) {
+  for (const { panels, link, tabs } of groups) {
+    const isOpen = panels.includes(panel);
+    mark(link, isOpen && "true");
+    if (!isOpen) continue;
+    link.href = route(panel);
+    if (tabs[0].parentNode !== tabRow) show(tabRow, ...tabs);
+    tabs.forEach((tab, index) => mark(tab, panels[index] === panel && "page"));
+  }
 }
 
 function openPanel(panel) {
@@ -73,21 +118,7 @@ function openPanel(panel) {
   open.panel = panel;
   show(main, place);
   document.title = `${panel.title} · headway`;
-  for (const link of tabs.children) {
-    if (link.hash === route(panel)) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
-  revealTab();
-}
-
-/** Scrolls a row of tabs wider than the screen until the open panel's tab and part of its neighbour are visible. */
-function revealTab() {
-  const link = tabs.querySelector("[aria-current]");
-  if (!link) return;
-  const [row, tab] = [tabs.getBoundingClientRect(), link.getBoundingClientRect()];
-  const margin = Math.max(0, Math.min(48, (row.width - tab.width) / 2));
-  if (tab.left - margin < row.left) tabs.scrollLeft += tab.left - margin - row.left;
-  else if (tab.right + margin > row.right) tabs.scrollLeft += tab.right + margin - row.right;
+  showTabs(panel);
 }
 
 function names(models) {
@@ -133,13 +164,15 @@ function askForKey() {
   dialog.showModal();
 }
 
-for (const panel of PANELS) tabs.append(element("a", { href: route(panel) }, panel.tab ?? panel.title));
+groupRow.append(...groups.map(({ link }) => link));
+for (const row of [groupRow, tabRow]) steppable(row);
+showTabs(panelOf(location.hash));
 document.getElementById("key").addEventListener("click", askForKey);
 addEventListener("hashchange", () => {
   if (!served || !PANELS.some((panel) => route(panel) === location.hash)) return;
+  const isGroupChosen = groupRow.contains(document.activeElement); // its panels come next in the tab order
   openPanel(panelOf(location.hash));
   scrollTo(0, 0);
-  main.focus({ preventScroll: true });
+  if (!isGroupChosen) main.focus({ preventScroll: true });
 });
-addEventListener("resize", revealTab);
 repeat(look, LOOK_EVERY_MS);

@@ -4,6 +4,7 @@ import { call } from "./api.js";
 import { commands } from "./commands.js";
 import { choice, field, problem } from "./controls.js";
 import { element, show, steppable } from "./dom.js";
+import { picture } from "./images.js";
 
 /** Inspection method by capability. */
 export const METHODS = {
@@ -12,12 +13,13 @@ export const METHODS = {
   inspect_generation: "InspectGeneration",
   inspect_translation: "InspectTranslation",
 };
+const MEAN = "ATTENTION_SUMMARY_MEAN";
 const SUMMARIES = [
+  [MEAN, "Mean over the heads"],
   ["ATTENTION_SUMMARY_UNSPECIFIED", "Every head"],
-  ["ATTENTION_SUMMARY_MEAN", "Mean of each layer's heads"],
   ["ATTENTION_SUMMARY_MAXIMUM", "Maximum of each layer's heads"],
   ["ATTENTION_SUMMARY_ROLLOUT", "Rollout through all layers"],
-];
+]; // the first is the one that is shown first
 
 /** Choice of the summary of the heads. */
 export function summaryChoice(options) {
@@ -31,10 +33,10 @@ export function inspection({ name, version, capabilities }, input, summary) {
 }
 
 /** A button below an answer that opens the viewer; null for a model without attention. */
-export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
+export function looked(model, input, { url } = {}) {
   if (!model.capabilities.some((one) => one in METHODS)) return null;
-  const place = element("div", { class: "looked", hidden: true });
-  const heads = summaryChoice({ value: summary, onchange: () => look() });
+  const place = element("div", { class: "attention-view", hidden: true });
+  const heads = summaryChoice({ onchange: () => look() });
   const choosing = field("Heads", heads);
   let latest = null;
 
@@ -43,7 +45,7 @@ export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
     latest = prepared;
     place.setAttribute("aria-busy", "true");
     const found = await call(prepared.service, prepared.method, prepared.request).then(
-      (answer) => [choosing, ...pictures(answer.result, url), commands(prepared, "The call for attention")],
+      (answer) => [choosing, ...pictures(answer.result, heads.value, url), commands(prepared, "The call for attention")],
       (error) => [choosing, problem(error)],
     );
     if (latest !== prepared) return; // another choice was made meanwhile
@@ -66,12 +68,20 @@ export function looked(model, input, { url, summary = SUMMARIES[0][0] } = {}) {
     },
     "Attention",
   );
-  return element("div", { class: "looking" }, button, place);
+  return element("div", { class: "attention-button" }, button, place);
 }
 
 function label(map) {
   const layer = map.layer === undefined ? "all layers" : `layer ${map.layer}`; // from 0, as in the API
   return map.head === undefined ? layer : `${layer}, head ${map.head}`;
+}
+
+/** Returns the maps of an attention; means of layers come after their own mean. */
+function mapsOf({ maps }, summary) {
+  const means = maps.filter((map) => map.head === undefined && map.layer !== undefined);
+  if (summary !== MEAN || means.length < 2) return maps;
+  const whole = means[0].weights.map((_, place) => means.reduce((sum, { weights }) => sum + weights[place], 0) / means.length);
+  return [{ weights: whole }, ...maps];
 }
 
 /** Returns the weights of a map as rows. */
@@ -140,7 +150,7 @@ function attending(weights, from, to) {
   colour(together(weights), "Together they attend to");
   return element(
     "div",
-    { class: "attending" },
+    { class: "attention-tokens" },
     steppable(element("div", { class: "words", role: "group", "aria-label": "Attending tokens" }, ...sources)),
     from === to ? null : element("div", { class: "words" }, element("small", {}, "to"), ...targets),
     reading,
@@ -154,19 +164,19 @@ function overlay(weights, { patches, patchRowCount = 1, patchColumnCount = 1 }, 
   const shares = (first ? weights[0] : together(weights)).slice(first);
   const most = Math.max(...shares) || 1;
   const veil = shares.map((share) => [0, 0, 0, Math.round(190 * (1 - Math.sqrt(share / most)))]);
-  return element("div", { class: "overlay" }, element("img", { src: url, alt }), painted(patchColumnCount, veil));
+  return element("div", { class: "overlay" }, picture({ src: url, alt }), painted(patchColumnCount, veil));
 }
 
 /** Small multiples of all maps, a row of heads for each layer; one is shown large. */
-function viewer(title, attention, draw, preview = thumbnail) {
-  const large = element("div", { class: "large" });
+function viewer(title, attention, summary, draw, preview = thumbnail) {
+  const large = element("div", { class: "attention-map" });
   const buttons = [];
   const layers = new Map();
-  for (const map of attention.maps) {
+  for (const map of mapsOf(attention, summary)) {
     const weights = rows(map, attention.columnCount);
     const button = element(
       "button",
-      { type: "button", class: "plain", "aria-pressed": "false", "aria-label": label(map), onclick: () => pick() },
+      { type: "button", "aria-pressed": "false", "aria-label": label(map), onclick: () => pick() },
       preview(weights),
       element("small", {}, map.head === undefined ? label(map) : `head ${map.head}`),
     );
@@ -183,13 +193,14 @@ function viewer(title, attention, draw, preview = thumbnail) {
   return element("section", { class: "result" }, element("h3", {}, title), ...multiples, large);
 }
 
-/** Draws an inspection; `url` is the image, if it has one. */
-export function pictures(result, url) {
+/** Draws an inspection by a summary; `url` is the image, if it has one. */
+export function pictures(result, summary, url) {
   const texts = (tokens) => (tokens ?? []).map((each) => each.text ?? "");
   if (result.patches) return [
       viewer(
         "Attention over the image",
         result.attention,
+        summary,
         (weights) => overlay(weights, result, url, "The image, brighter where attention is high"),
         (weights) => overlay(weights, result, url, ""),
       ),
@@ -200,9 +211,9 @@ export function pictures(result, url) {
       ["Attention of the translation to the source", result.crossAttention, target, source],
       ["Attention within the source", result.encoderAttention, source, source],
       ["Attention within the translation", result.decoderAttention, target, target],
-    ].filter(([, attention]) => attention?.maps).map(([title, attention, from, to]) => viewer(title, attention, (weights) => attending(weights, from, to)));
+    ].filter(([, attention]) => attention?.maps).map(([title, attention, from, to]) => viewer(title, attention, summary, (weights) => attending(weights, from, to)));
   }
   const tokens = texts(result.tokens);
-  return [viewer("Attention of the tokens", result.attention, (weights) => attending(weights, tokens, tokens))];
+  return [viewer("Attention of the tokens", result.attention, summary, (weights) => attending(weights, tokens, tokens))];
 }
 

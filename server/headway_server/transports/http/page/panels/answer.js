@@ -1,6 +1,6 @@
 import { call } from "../api.js";
-import { caller, chosen, field, modelChoice, number, textArea, timings } from "../controls.js";
-import { characters, element, show } from "../dom.js";
+import { caller, chosen, field, modelChoice, modelField, number, textArea, timings } from "../controls.js";
+import { characters, element, refill, show } from "../dom.js";
 
 const EXAMPLE =
   "The lighthouse was built in 1851 by the engineer Alan Stevenson. A storm broke its lamp in the winter of 1862, and the keeper lit a fire on the roof until spring.";
@@ -10,7 +10,7 @@ const QUESTION = "Who built the lighthouse?";
 function marked(context, { span: { start = 0, end }, score = 0 }) {
   const all = characters(context);
   const part = (from, to) => all.slice(from, to).join("");
-  const mark = element("mark", { class: "kind0" }, part(start, end), element("small", {}, `score ${score.toFixed(3)}`));
+  const mark = element("mark", { class: "tag-colour-0" }, part(start, end), element("small", {}, `score ${score.toFixed(3)}`));
   return element("p", { class: "tagged" }, part(0, start), mark, part(end));
 }
 
@@ -27,12 +27,16 @@ export const answer = {
     const threshold = number({ min: -1, max: 1, step: 0.05 });
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Question", question),
         field("Text", context),
         field("No-answer threshold", threshold, "Empty: always an answer"),
       ],
       label: "Answer",
+      example() {
+        refill(question, QUESTION);
+        refill(context, EXAMPLE);
+      },
       prepare: () => ({
         service: "QuestionAnsweringService",
         method: "AnswerQuestion",

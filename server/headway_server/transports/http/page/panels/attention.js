@@ -1,7 +1,8 @@
 import { call, CallError } from "../api.js";
-import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
-import { element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { element, refill, show } from "../dom.js";
+import { ship } from "../examples.js";
+import { base64, give, picture } from "../images.js";
 import { inspection, METHODS, pictures, summaryChoice } from "../viewer.js";
 
 const EXAMPLES = {
@@ -14,12 +15,12 @@ const EXAMPLES = {
 export const attention = {
   id: "attention",
   title: "Attention",
-  lead: "Attention of a model: every head of every layer, or a summary.",
+  lead: "What a model attends to: the mean over all heads, each layer, or every head.",
   capabilities: Object.keys(METHODS),
   open(place, served) {
     const model = modelChoice(served, () => fit());
     const text = textArea("", 3, { required: true });
-    const input = element("input", { type: "file", accept: "image/*" });
+    const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
     const summary = summaryChoice();
     const textField = field("Text", text);
     const imageField = field("Picture", input);
@@ -30,14 +31,26 @@ export const attention = {
       textField.hidden = isImage;
       text.required = !isImage;
       imageField.hidden = !isImage;
-      if (!text.value || Object.values(EXAMPLES).includes(text.value)) text.value = EXAMPLES[task] ?? "";
+      if (!text.value || Object.values(EXAMPLES).includes(text.value)) text.value = EXAMPLES[task] ?? EXAMPLES.text_classification;
     }
 
-    let url = null; // of the picture that was looked into
+    let url = null; // of the picture
+
+    function take({ detail }) {
+      URL.revokeObjectURL(url);
+      url = input.files.length ? URL.createObjectURL(input.files[0]) : null;
+      if (url) show(form.output, element("div", { class: "overlay" }, picture({ src: url, alt: input.files[0].name })));
+      if (url && !detail?.isKept) form.submit();
+    }
 
     const form = caller({
-      fields: [field("Model", model), textField, imageField, field("Heads", summary)],
+      fields: [modelField(model), textField, imageField, field("Heads", summary)],
       label: "Look",
+      async example() {
+        if (!textField.hidden) refill(text, EXAMPLES[chosen(model, served).task] ?? EXAMPLES.text_classification);
+        else give(input, [await ship()]);
+        return textField.hidden;
+      },
       async prepare() {
         const read = {};
         if (!textField.hidden) read.text = text.value;
@@ -47,9 +60,7 @@ export const attention = {
       },
       async run(prepared, signal, output) {
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
-        URL.revokeObjectURL(url);
-        url = input.files.length ? URL.createObjectURL(input.files[0]) : null;
-        show(output, ...pictures(answer.result, url), timings(answer));
+        show(output, ...pictures(answer.result, summary.value, textField.hidden ? url : null), timings(answer));
       },
     });
     fit();

@@ -1,7 +1,8 @@
 import { call, CallError } from "../api.js";
-import { caller, choice, chosen, field, language, modelChoice, number, timings } from "../controls.js";
+import { caller, choice, chosen, field, language, modelChoice, modelField, number, timings } from "../controls.js";
 import { characters, element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { ship } from "../examples.js";
+import { base64, give, picture } from "../images.js";
 
 /** Joins a caption's tokens to words: [[word, its mean attention over the patches]]. */
 function words(text, tokens) {
@@ -30,7 +31,7 @@ function overlay(url, name, result) {
   canvas.style.inset = `${share(top, result.height)} auto auto ${share(left, result.width)}`;
   canvas.style.inlineSize = share(right - left, result.width);
   canvas.style.blockSize = share(bottom - top, result.height);
-  const node = element("div", { class: "overlay" }, element("img", { src: url, alt: name }), canvas);
+  const node = element("div", { class: "overlay" }, picture({ src: url, alt: name }), canvas);
   const look = (weights) => {
     const context = canvas.getContext("2d");
     const pixels = context.createImageData(canvas.width, canvas.height);
@@ -58,14 +59,22 @@ export const caption = {
     };
     const model = modelChoice(served, offer);
     offer();
-    const input = element("input", { type: "file", accept: "image/*", onchange: () => form.submit() });
+    const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
+
+    function take({ detail }) {
+      if (url) URL.revokeObjectURL(url);
+      url = input.files.length ? URL.createObjectURL(input.files[0]) : null;
+      if (url) show(form.output, element("div", { class: "overlay" }, picture({ src: url, alt: input.files[0].name })));
+      if (url && !detail?.isKept) form.submit();
+    }
+
     const prefix = element("input", { type: "text", autocomplete: "off" });
     const question = element("input", { type: "text", autocomplete: "off" });
     const beams = number({ min: 1, max: 8, step: 1, value: 4 });
     const hypotheses = number({ min: 1, max: 8, step: 1, value: 3 });
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF"),
         field("Language", to),
         field("Begins with", prefix, "Whole words; optional"),
@@ -73,6 +82,10 @@ export const caption = {
         element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Captions", hypotheses, "The best n")),
       ],
       label: "Caption",
+      async example() {
+        give(input, [await ship()]);
+        return true;
+      },
       async prepare() {
         if (!input.files.length) throw new CallError("invalid_argument", "Choose an image first.");
         const request = {
@@ -90,15 +103,13 @@ export const caption = {
         const file = input.files[0];
         const answer = await call(prepared.service, prepared.method, prepared.request, { signal });
         const [result] = answer.results;
-        if (url) URL.revokeObjectURL(url);
-        url = URL.createObjectURL(file);
         const { node, look } = overlay(url, file.name, result);
         const all = result.hypotheses?.length ? result.hypotheses : [result];
         const line = element("p", { class: "words", lang: prepared.request.language });
         const pick = (hypothesis) => {
           const spoken = words(hypothesis.text ?? "", hypothesis.tokens ?? []);
           const buttons = spoken.map(([word, weights]) =>
-            element("button", { type: "button", class: "plain", onclick: () => look(weights), onfocus: () => look(weights), onmouseenter: () => look(weights) }, word),
+            element("button", { type: "button", class: "link", onclick: () => look(weights), onfocus: () => look(weights), onmouseenter: () => look(weights) }, word),
           );
           show(line, ...buttons.flatMap((button) => [button, " "]));
           if (spoken.length) look(spoken[0][1]);
@@ -110,13 +121,13 @@ export const caption = {
             element(
               "li",
               {},
-              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: prepared.request.language }, hypothesis.text ?? ""),
+              element("button", { type: "button", class: "link", onclick: () => pick(hypothesis), lang: prepared.request.language }, hypothesis.text ?? ""),
               " ",
               element("small", {}, `score ${(hypothesis.score ?? 0).toFixed(2)}`),
             ),
           ),
         );
-        show(output, list, node, element("small", {}, "Point at a word to see the model's attention over the image."), line, timings(answer));
+        show(output, node, list, element("small", {}, "Point at a word to see the model's attention over the image."), line, timings(answer));
         pick(all[0]);
       },
     });

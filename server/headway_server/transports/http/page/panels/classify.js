@@ -1,6 +1,6 @@
 import { call } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
-import { element, show } from "../dom.js";
+import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE =
@@ -18,8 +18,9 @@ export const classify = {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 5, { required: true });
     const form = caller({
-      fields: [field("Model", model), field("Texts", texts, "One per line. Ctrl+Enter sends.")],
+      fields: [modelField(model), field("Texts", texts, "One per line. Ctrl+Enter sends.")],
       label: "Classify",
+      example: () => refill(texts, EXAMPLE),
       prepare() {
         const { name, labels = [] } = chosen(model, served);
         const lines = texts.value.split("\n").filter((line) => line.trim());

@@ -1,6 +1,6 @@
 import { call } from "../api.js";
-import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
-import { element, show } from "../dom.js";
+import { caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE =
@@ -46,8 +46,9 @@ export const compare = {
     const model = modelChoice(served);
     const texts = textArea(EXAMPLE, 6, { required: true });
     const form = caller({
-      fields: [field("Model", model), field("Texts", texts, "One per line, at most 24.")],
+      fields: [modelField(model), field("Texts", texts, "One per line, at most 24.")],
       label: "Compare",
+      example: () => refill(texts, EXAMPLE),
       prepare: () => ({
         service: "EmbeddingService",
         method: "EmbedText",

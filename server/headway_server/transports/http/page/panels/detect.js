@@ -1,27 +1,23 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, number, timings } from "../controls.js";
-import { element, show } from "../dom.js";
-import { base64, pointed } from "../images.js";
+import { bars, caller, chosen, field, modelChoice, modelField, number, problem, timings } from "../controls.js";
+import { drawn, element, show } from "../dom.js";
+import { balloon } from "../examples.js";
+import { base64, give, pointed } from "../images.js";
 
 const COLOURS = ["#3b78d8", "#d9822b", "#3a9d5d", "#c0392b", "#8e5bc7", "#1fa3b5"];
-const THINNEST = 2; // pixels of the screen
-const LETTER = 13;
+const LETTER = 14; // pixels of the screen
 const LOOKED_FOR = "a person, a dog, a red car"; // of models without labels of their own
 
 /** Draws boxes with their labels over a picture, the best last. */
-function drawBoxes({ canvas, image }, objects) {
-  const context = canvas.getContext("2d");
-  const scale = canvas.width / (image.clientWidth || canvas.width);
-  context.lineWidth = THINNEST * scale;
-  context.font = `${LETTER * scale}px sans-serif`;
-  context.textBaseline = "top";
+function drawBoxes(picture, objects) {
+  const size = LETTER * picture.scale();
   for (const { label, labelIndex = 0, score = 0, box: { left = 0, top = 0, right = 0, bottom = 0 } = {} } of objects.toReversed()) {
-    const text = `${label} ${score.toFixed(2)}`;
-    context.strokeStyle = context.fillStyle = COLOURS[labelIndex % COLOURS.length];
-    context.strokeRect(left, top, right - left, bottom - top);
-    context.fillRect(Math.max(left, 0), Math.max(top, 0), context.measureText(text).width + 4 * scale, 1.2 * LETTER * scale);
-    context.fillStyle = "#fff";
-    context.fillText(text, Math.max(left, 0) + 2 * scale, Math.max(top, 0));
+    const colour = COLOURS[labelIndex % COLOURS.length];
+    const [x, y] = [Math.max(left, 0) + size / 3, Math.max(top, 0) + size];
+    picture.marks.append(
+      drawn("rect", { x: left, y: top, width: right - left, height: bottom - top, stroke: colour }),
+      drawn("text", { x, y, "font-size": size, stroke: colour, "stroke-width": size / 3 }, `${label} ${score.toFixed(2)}`),
+    );
   }
 }
 
@@ -34,7 +30,7 @@ export const detect = {
   open(place, served) {
     let file = null;
     const model = modelChoice(served, suggest);
-    const input = element("input", { type: "file", accept: "image/*" });
+    const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
     const threshold = number({ min: 0, max: 1, step: 0.05 });
     const overlap = number({ min: 0, max: 1, step: 0.05 });
     const labels = element("input", { type: "text", autocomplete: "off" });
@@ -47,23 +43,29 @@ export const detect = {
       else if (!needsLabels && labels.value === LOOKED_FOR) labels.value = "";
     }
 
-    async function take([chosenFile]) {
-      if (!chosenFile?.type.startsWith("image/")) return;
-      file = chosenFile;
-      await picture.take(file);
-      form.submit();
+    async function take({ detail }) {
+      [file] = input.files;
+      await picture.take(file).catch((error) => {
+        file = null;
+        show(form.output, problem(error));
+      });
+      if (file && !detail?.isKept) form.submit();
     }
 
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."),
         field("Threshold", threshold, "Empty: the model's, mostly 0.5"),
         field("Overlap", overlap, "Of boxes of a label, above which the worse is left out; empty: the model's"),
         field("Labels", labels, "With commas between. Labels of the model, empty: all; any texts for a model without labels"),
-        picture.node,
       ],
       label: "Find",
+      stage: picture.node,
+      async example() {
+        give(input, [await balloon()]);
+        return true;
+      },
       async prepare() {
         if (!file) throw new CallError("invalid_argument", "Choose an image first.");
         return {
@@ -88,7 +90,6 @@ export const detect = {
       },
     });
     suggest();
-    input.addEventListener("change", () => take(input.files));
     place.append(form.node);
     return {
       leave: form.stop,

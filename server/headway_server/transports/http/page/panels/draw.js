@@ -1,7 +1,7 @@
 import { call, CallError, stream } from "../api.js";
-import { caller, choice, chosen, field, modelChoice, number, problem, slider, textArea, timings } from "../controls.js";
-import { element, show } from "../dom.js";
-import { base64, fromBase64, places, pointed } from "../images.js";
+import { caller, choice, chosen, field, modelChoice, modelField, number, problem, slider, textArea, timings } from "../controls.js";
+import { element, enter, show } from "../dom.js";
+import { base64, fromBase64, give, picture as pictureOf, places, pointed } from "../images.js";
 
 const DEFAULT_STEPS = 20; // the protocol's
 const NUM_PREVIEWS = 10;
@@ -20,47 +20,59 @@ const SAMPLERS = [
   ["DIFFUSION_SAMPLER_LCM", "LCM"],
 ];
 
-/** An image to edit, and its mask: `request()` has the fields of both, and the strength. */
+/** An image to edit, which is the `stage`, and its mask: `request()` has the fields of both, and the strength. */
 function ground(say) {
   let file = null;
   let strokes = []; // {width, points} in pixels of the picture
   let wasMasked = false;
   const picture = pointed();
-  const input = element("input", { type: "file", accept: "image/*", onchange: () => take(input.files) });
+  const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
   const brush = slider("Brush, in percent of the width", { min: 2, max: 50, step: 1, value: 15 });
   const boxes = element("input", { type: "text", placeholder: "10,10,40,40", autocomplete: "off", onchange: () => repaint() });
+  const painted = element("input", {
+    type: "hidden",
+    name: "painted",
+    value: "[]",
+    onchange: () => {
+      strokes = JSON.parse(painted.value);
+    },
+  }); // the strokes, to be kept
   const strength = slider("Strength", { min: 0.05, max: 1, step: 0.05, value: STRENGTH });
   const more = element(
     "div",
-    { class: "painted", hidden: true },
-    picture.node,
+    { class: "fields", hidden: true },
+    element("p", { class: "empty" }, "Paint over the picture in the answer card."),
     brush,
     field("Boxes to inpaint", boxes, "left,top,right,bottom in pixels, several separated by spaces."),
     element(
       "div",
       { class: "row" },
       element("button", { type: "button", onclick: clear }, "Clear the mask"),
-      element("button", { type: "button", onclick: () => take([]) }, "Without an image"),
+      element("button", { type: "button", onclick: () => give(input, []) }, "Without an image"),
     ),
     strength,
+    painted,
   );
 
-  async function take([chosenFile]) {
+  async function take({ detail }) {
     more.hidden = true;
     file = null;
-    if (!chosenFile) {
-      input.value = "";
-      return;
-    }
+    const [chosenFile] = input.files;
     try {
       await picture.take(chosenFile);
-    } catch {
-      say(new CallError("invalid_argument", "The browser cannot read this as an image."));
+    } catch (error) {
+      say(error);
       return;
     }
+    if (!chosenFile) return;
     file = chosenFile;
     more.hidden = false;
-    clear();
+    if (!detail?.isKept) {
+      clear();
+      return;
+    }
+    wasMasked = isMasked(); // the strength was kept too
+    repaint();
   }
 
   function isMasked() {
@@ -69,6 +81,7 @@ function ground(say) {
 
   function clear() {
     strokes = [];
+    enter(painted, "[]");
     boxes.value = "";
     repaint();
   }
@@ -117,6 +130,8 @@ function ground(say) {
     line(picture.canvas.getContext("2d"), { width, points: points.slice(-2) }, PAINT);
   });
 
+  picture.node.addEventListener("pointerup", () => enter(painted, JSON.stringify(strokes)));
+
   /** Returns the inpainting mask as a PNG: white is generated anew. */
   function mask() {
     const { width, height } = picture.canvas;
@@ -130,6 +145,7 @@ function ground(say) {
   }
 
   return {
+    stage: picture.node,
     node: element(
       "details",
       {},
@@ -155,7 +171,7 @@ export const draw = {
   open(place, served) {
     let urls = []; // of the answer's images
     const words = { prompt: null, negativePrompt: null };
-    const prompts = element("div", { class: "painted" });
+    const prompts = element("div", { class: "fields" });
     const offer = () => {
       const { labels = [], maxInputTokenCount } = chosen(model, served);
       for (const name of Object.keys(words)) {
@@ -183,12 +199,12 @@ export const draw = {
       urls = results.map(({ png }) => URL.createObjectURL(new Blob([fromBase64(png)], { type: "image/png" })));
       return element(
         "ul",
-        { class: "gallery" },
+        { class: results.length > 1 ? "gallery" : "gallery single" },
         ...results.map(({ seed: own = "0", width, height }, index) =>
           element(
             "li",
             {},
-            element("img", { src: urls[index], alt: `${prompt}, drawn with seed ${own}` }),
+            pictureOf({ src: urls[index], alt: `${prompt}, drawn with seed ${own}` }),
             element("small", {}, `seed ${own} · ${width} x ${height} pixels`),
             element("a", { href: urls[index], download: `${name}-${own}.png` }, "Download PNG"),
           ),
@@ -199,7 +215,7 @@ export const draw = {
     const form = caller({
       isLive: true,
       fields: [
-        field("Model", model),
+        modelField(model),
         prompts,
         element(
           "div",
@@ -213,6 +229,11 @@ export const draw = {
         over.node,
       ],
       label: "Draw",
+      stage: over.stage,
+      example() {
+        const { labels = [] } = chosen(model, served);
+        if (!words.prompt.value) enter(words.prompt, labels.at(-1) ?? "a blue square");
+      },
       async prepare() {
         const { edit, parameters } = await over.request();
         const whole = {
@@ -241,10 +262,10 @@ export const draw = {
           show(output, gallery(request, answer.results), timings(answer));
           return;
         }
-        const preview = element("img", { alt: "The image as predicted at this step", hidden: true });
+        const preview = pictureOf({ alt: "The image as predicted at this step", hidden: true });
         const bar = element("progress", { "aria-label": "Steps", value: 0 });
         const note = element("p", { class: "timings" }, "waiting for the first step …");
-        show(output, element("ul", { class: "gallery" }, element("li", {}, preview, bar)), note);
+        show(output, element("ul", { class: "gallery single" }, element("li", {}, preview, bar)), note);
         try {
           for await (const message of stream(service, method, request, { signal })) {
             const { completedStepCount = 0, stepCount, previewPng, result } = message;

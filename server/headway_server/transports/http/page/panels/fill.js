@@ -1,6 +1,6 @@
 import { call } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
-import { element, show } from "../dom.js";
+import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { element, refill, show } from "../dom.js";
 
 const EXAMPLE = "The old sailor told a [MASK] about the [MASK].";
 
@@ -15,8 +15,9 @@ export const fill = {
     const text = textArea(EXAMPLE, 4, { required: true });
     const targets = element("input", { type: "text" });
     const form = caller({
-      fields: [field("Model", model), field("Text", text), field("Targets", targets, "Tokens to choose from, with commas between; empty: all. A space before a token counts, as the model has it")],
+      fields: [modelField(model), field("Text", text), field("Targets", targets, "Tokens to choose from, with commas between; empty: all. A space before a token counts, as the model has it")],
       label: "Fill",
+      example: () => refill(text, EXAMPLE),
       prepare: () => ({
         service: "MaskFillingService",
         method: "FillMask",

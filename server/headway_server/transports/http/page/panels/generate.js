@@ -1,10 +1,11 @@
 import { CallError, stream } from "../api.js";
-import { caller, check, choice, chosen, expect, field, modelChoice, number, sampling, textArea } from "../controls.js";
-import { element, show, steppable, written } from "../dom.js";
-import { base64 } from "../images.js";
+import { caller, check, choice, chosen, expect, field, modelChoice, modelField, number, sampling, textArea } from "../controls.js";
+import { element, enter, refill, show, steppable, written } from "../dom.js";
+import { base64, give } from "../images.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE = "ROMEO:\n";
+const MESSAGE = "Who is there?";
 const NUM_ALTERNATIVES = 5;
 const ENDS = {
   FINISH_REASON_END_OF_SEQUENCE: "end of sequence",
@@ -38,6 +39,12 @@ function constraint(kind, value) {
   return kind === "json" ? { jsonSchema: value } : { regex: value };
 }
 
+/** A turn of the reader's: texts and pictures. */
+function asked(content, parts = []) {
+  const images = parts.filter((part) => part.image).map(({ image }, at) => element("img", { src: `data:;base64,${image}`, alt: `Picture ${at + 1}` }));
+  return element("p", { class: "turn user" }, images.length ? element("span", { class: "thumbnails" }, ...images) : "", content ?? parts.at(-1)?.text ?? "");
+}
+
 export const generate = {
   id: "generate",
   title: "Generate and chat",
@@ -46,6 +53,7 @@ export const generate = {
   capabilities: ["generate_text"],
   open(place, served) {
     const turns = [];
+    const said = element("input", { type: "hidden", name: "turns", onchange: () => recall() }); // the turns, to be kept
     const model = modelChoice(served, () => fit());
     const isChat = check("As a chat", false, () => fit());
     const prompt = textArea(EXAMPLE, 5);
@@ -68,7 +76,8 @@ export const generate = {
         type: "button",
         onclick: () => {
           turns.length = 0;
-          show(form.output);
+          enter(said, "");
+          form.clear();
         },
       },
       "New chat",
@@ -89,6 +98,12 @@ export const generate = {
       promptLabel.querySelector("label").textContent = chats ? "Message" : "Prompt";
     }
 
+    /** Shows the turns that were kept before a reload. */
+    function recall() {
+      turns.push(...JSON.parse(said.value || "[]"));
+      show(form.output, ...turns.map(({ role, content, parts = [] }) => (role === "ROLE_USER" ? asked(content, parts) : element("p", { class: "turn assistant" }, content))));
+    }
+
     function parameters() {
       return {
         maxNewTokens: maxTokens.given(),
@@ -104,7 +119,7 @@ export const generate = {
     const form = caller({
       isLive: true,
       fields: [
-        field("Model", model),
+        modelField(model),
         isChat,
         systemField,
         pictureField,
@@ -129,8 +144,10 @@ export const generate = {
         ),
         coloured,
         again,
+        said,
       ],
       label: "Generate",
+      example: () => refill(prompt, isChat.box.checked ? MESSAGE : EXAMPLE),
       async prepare() {
         const common = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
         const call = { service: "GenerationService", method: "StreamGenerateText" };
@@ -152,14 +169,11 @@ export const generate = {
         const note = element("p", { class: "timings" }, "waiting for the first token …");
         const thought = element("p", {});
         const thinking = element("details", { hidden: true }, element("summary", {}, "Thinking"), thought);
-        const asked = conversation?.messages.at(-1);
-        const shown = (asked?.parts ?? []).filter((part) => part.image);
-        const pictures = shown.map(({ image }, at) => element("img", { src: `data:;base64,${image}`, alt: `Picture ${at + 1}` }));
-        const words = asked?.content ?? asked?.parts.at(-1).text;
-        const said = conversation ? element("p", { class: "turn user" }, pictures.length ? element("span", { class: "thumbnails" }, ...pictures) : "", words) : null;
+        const message_ = conversation?.messages.at(-1);
         const written_ = element("p", { class: conversation ? "turn assistant" : "generated" }, element("span", { class: "given" }, start), text, tokens);
-        if (conversation && turns.length) output.append(said, thinking, written_, note);
-        else show(output, said, thinking, written_, note);
+        const question = message_ ? asked(message_.content, message_.parts) : null;
+        if (conversation && turns.length) output.append(question, thinking, written_, note);
+        else show(output, question, thinking, written_, note);
         const began = performance.now();
         let firstAt = 0;
         let count = 0;
@@ -186,10 +200,11 @@ export const generate = {
           throw error;
         }
         if (conversation) {
-          turns.push(asked, { role: "ROLE_ASSISTANT", content: whole, reasoning: thought.textContent });
-          prompt.value = "";
-          picture.value = "";
-        } else if (whole) output.append(looked(model_, { text: start + whole, truncate: true }, { summary: "ATTENTION_SUMMARY_MEAN" }));
+          turns.push(message_, { role: "ROLE_ASSISTANT", content: whole, reasoning: thought.textContent });
+          enter(said, JSON.stringify(turns));
+          enter(prompt, "");
+          give(picture, []);
+        } else if (whole) output.append(looked(model_, { text: start + whole, truncate: true }));
       },
     });
     fit();

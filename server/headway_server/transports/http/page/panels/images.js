@@ -1,7 +1,8 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
+import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { ship } from "../examples.js";
+import { base64, give, picture } from "../images.js";
 import { looked } from "../viewer.js";
 
 const MAX_IMAGES = 8;
@@ -16,9 +17,10 @@ async function photograph() {
     await video.play();
     const canvas = element("canvas", { width: video.videoWidth, height: video.videoHeight });
     canvas.getContext("2d").drawImage(video, 0, 0);
-    return await new Promise((done) => {
+    const blob = await new Promise((done) => {
       canvas.toBlob(done, "image/jpeg", 0.9);
     });
+    return new File([blob], "photograph.jpg", { type: blob.type });
   } finally {
     for (const track of media.getTracks()) track.stop();
   }
@@ -35,15 +37,23 @@ export const images = {
     let urls = []; // of the files, in the same order
     const model = modelChoice(served);
     const own = textArea("", 2, { placeholder: "a dog, a horse, the sea" });
-    const input = element("input", { type: "file", accept: "image/*", multiple: true });
-    const thumbnails = element("ul", { class: "thumbnails", "aria-label": "Pictures" });
+    const input = element("input", { type: "file", accept: "image/*", multiple: true, onchange: (event) => take(event) });
 
-    function take(some) {
-      files = [...some].filter((file) => file.type.startsWith("image/")).slice(0, MAX_IMAGES);
+    function forget() {
       urls.forEach((url) => URL.revokeObjectURL(url));
+    }
+
+    /** A picture with what is told of it beside. */
+    function pictured(index, ...told) {
+      return element("section", { class: "result labelled-picture" }, picture({ src: urls[index], alt: files[index].name }), ...told);
+    }
+
+    function take({ detail }) {
+      forget();
+      files = [...input.files].filter((file) => file.type.startsWith("image/")).slice(0, MAX_IMAGES);
       urls = files.map((file) => URL.createObjectURL(file));
-      show(thumbnails, ...files.map((file, index) => element("li", {}, element("img", { src: urls[index], alt: file.name ?? "picture" }))));
-      if (files.length) form.submit();
+      show(form.output, ...files.map((_, index) => pictured(index)));
+      if (files.length && !detail?.isKept) form.submit();
     }
 
     const camera = element(
@@ -52,7 +62,7 @@ export const images = {
         type: "button",
         onclick: async () => {
           try {
-            take([await photograph()]);
+            give(input, [await photograph()]);
           } catch {
             show(form.output, element("p", { class: "problem", role: "alert" }, "The camera cannot be used here."));
           }
@@ -60,27 +70,18 @@ export const images = {
       },
       "Use the camera",
     );
-    const drop = element(
-      "div",
-      {
-        class: "drop",
-        ondragover: (event) => event.preventDefault(),
-        ondrop: (event) => {
-          event.preventDefault();
-          take(event.dataTransfer.files);
-        },
-      },
-      field("Pictures", input, `JPEG, PNG, WebP, BMP or GIF; up to ${MAX_IMAGES}. Drop them here, or paste.`),
-      camera,
-      thumbnails,
-    );
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
+        field("Pictures", input, `JPEG, PNG, WebP, BMP or GIF; up to ${MAX_IMAGES}. Drop them anywhere, or paste.`),
+        camera,
         field("Labels of your own", own, "Separated by commas; for a model that shares an embedding space with texts."),
-        drop,
       ],
       label: "Classify",
+      async example() {
+        give(input, [await ship()]);
+        return true;
+      },
       async prepare() {
         if (!files.length) throw new CallError("invalid_argument", "Choose an image first.");
         const { name, labels: known = [] } = chosen(model, served);
@@ -97,10 +98,8 @@ export const images = {
         show(
           output,
           ...answer.results.map((result, index) =>
-            element(
-              "section",
-              { class: "result picture" },
-              element("img", { src: urls[index], alt: files[index].name ?? "picture" }),
+            pictured(
+              index,
               bars(result.labels.map((label) => [label.label, label.probability ?? 0, label.selected])),
               looked(model_, { image: prepared.request.images[index] }, { url: urls[index] }),
             ),
@@ -109,17 +108,11 @@ export const images = {
         );
       },
     });
-    input.addEventListener("change", () => take(input.files));
-    const pasted = (event) => {
-      if (place.isConnected && event.clipboardData?.files.length) take(event.clipboardData.files);
-    };
-    addEventListener("paste", pasted);
     place.append(form.node);
     return {
       leave: form.stop,
       close() {
-        removeEventListener("paste", pasted);
-        urls.forEach((url) => URL.revokeObjectURL(url));
+        forget();
         form.stop();
       },
     };

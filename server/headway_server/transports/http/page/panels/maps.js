@@ -1,7 +1,8 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, slider, timings } from "../controls.js";
+import { bars, caller, chosen, field, modelChoice, modelField, problem, slider, timings } from "../controls.js";
 import { element, show } from "../dom.js";
-import { base64, pointed } from "../images.js";
+import { ship } from "../examples.js";
+import { base64, give, pointed } from "../images.js";
 
 const COLOURS = [[59, 120, 216], [217, 130, 43], [58, 157, 93], [192, 57, 43], [142, 91, 199], [31, 163, 181]];
 const LOOKED_FOR = "a person, a dog, a car"; // of models without labels of their own
@@ -30,7 +31,7 @@ export const maps = {
   open(place, served) {
     let file = null;
     const model = modelChoice(served, suggest);
-    const input = element("input", { type: "file", accept: "image/*" });
+    const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
     const labels = element("input", { type: "text", autocomplete: "off" });
     const opacity = slider("Opacity", { min: 0, max: 1, step: 0.05, value: 0.6 });
     const picture = pointed();
@@ -43,11 +44,13 @@ export const maps = {
       if (!looked.hidden && !labels.value) labels.value = LOOKED_FOR;
     }
 
-    async function take([chosenFile]) {
-      if (!chosenFile?.type.startsWith("image/")) return;
-      file = chosenFile;
-      await picture.take(file);
-      form.submit();
+    async function take({ detail }) {
+      [file] = input.files;
+      await picture.take(file).catch((error) => {
+        file = null;
+        show(form.output, problem(error));
+      });
+      if (file && !detail?.isKept) form.submit();
     }
 
     function fade() {
@@ -55,8 +58,13 @@ export const maps = {
     }
 
     const form = caller({
-      fields: [field("Model", model), field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."), looked, opacity, picture.node],
+      fields: [modelField(model), field("Picture", input, "JPEG, PNG, WebP, BMP or GIF."), looked, opacity],
       label: "Draw",
+      stage: picture.node,
+      async example() {
+        give(input, [await ship()]);
+        return true;
+      },
       async prepare() {
         if (!file) throw new CallError("invalid_argument", "Choose an image first.");
         const { name, capabilities } = chosen(model, served);
@@ -83,7 +91,6 @@ export const maps = {
       },
     });
     opacity.input.addEventListener("input", fade);
-    input.addEventListener("change", () => take(input.files));
     place.append(form.node);
     return {
       leave: form.stop,

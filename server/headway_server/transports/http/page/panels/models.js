@@ -51,7 +51,7 @@ function facts(model) {
   return element("dl", {}, ...rows.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]));
 }
 
-function card(model, unload) {
+function card(model, links, unload) {
   return element(
     "li",
     { class: "card" },
@@ -59,7 +59,12 @@ function card(model, unload) {
     element("p", { class: "badges" }, element("span", { class: "badge" }, taskName(model.task)), element("span", { class: "badge ready" }, "ready")),
     element("p", {}, model.description),
     facts(model),
-    element("button", { type: "button", onclick: () => unload(model) }, "Unload"),
+    element(
+      "div",
+      { class: "row" },
+      element("span", { class: "row" }, ...links),
+      element("button", { type: "button", onclick: () => unload(model) }, "Unload"),
+    ),
   );
 }
 
@@ -67,7 +72,7 @@ export const models = {
   id: "models",
   title: "Models",
   lead: "Models of this server, with quality and limits.",
-  open(place, served) {
+  open(place, served, { linksOf }) {
     const message = element("div", { "aria-live": "polite" });
     const others = element("div");
 
@@ -111,7 +116,7 @@ export const models = {
       }
     }
 
-    place.append(message, element("ul", { class: "cards" }, ...served.map((model) => card(model, (each) => change("UnloadModel", each)))), others);
+    place.append(message, element("ul", { class: "cards" }, ...served.map((model) => card(model, linksOf(model), (each) => change("UnloadModel", each)))), others);
     look();
   },
 };

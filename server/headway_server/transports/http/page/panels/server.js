@@ -68,7 +68,7 @@ export const server = {
   title: "Server",
   lead: "The server's metrics over the last two minutes.",
   open(place) {
-    const board = element("dl", { class: "board" });
+    const board = element("dl", { class: "metrics" });
     const message = element("div", { "aria-live": "polite" });
     const history = new Map();
     let before = null;

@@ -1,8 +1,9 @@
 import { call, CallError } from "../api.js";
 import { wav } from "../audio.js";
-import { bars, caller, check, chosen, field, modelChoice, timings } from "../controls.js";
+import { bars, caller, check, chosen, field, modelChoice, modelField, timings } from "../controls.js";
 import { duration, element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { tone } from "../examples.js";
+import { base64, give } from "../images.js";
 
 const MOST_LABELS = 8;
 
@@ -18,11 +19,12 @@ export const sounds = {
     const cut = check("Cut audio that is too long", true);
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Audio", input, "WAV, FLAC, OGG or MP3; others if the browser can decode them"),
         cut,
       ],
       label: "Classify",
+      example: () => give(input, [tone()]),
       async prepare() {
         const [file] = input.files;
         if (!file) throw new CallError("invalid_argument", "Choose a file first.");

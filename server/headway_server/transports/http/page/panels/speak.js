@@ -1,8 +1,10 @@
 import { stream } from "../api.js";
 import { player, wavOf } from "../audio.js";
-import { caller, choice, chosen, field, modelChoice, number, sampling, textArea, timings } from "../controls.js";
-import { duration, element, show } from "../dom.js";
+import { caller, choice, chosen, field, modelChoice, modelField, number, sampling, textArea, timings } from "../controls.js";
+import { duration, element, refill, show } from "../dom.js";
 import { fromBase64 } from "../images.js";
+
+const EXAMPLE = "three seven one";
 
 export const speak = {
   id: "speak",
@@ -12,7 +14,7 @@ export const speak = {
   open(place, served) {
     let url = ""; // of what was spoken
     const voice = choice([]);
-    const text = textArea("three seven one", 3, { required: true });
+    const text = textArea(EXAMPLE, 3, { required: true });
     const sampled = sampling();
     const longest = number({ min: 0, step: 0.01 });
     const offer = () => {
@@ -25,7 +27,7 @@ export const speak = {
     const form = caller({
       isLive: true,
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Text", text, "Ctrl+Enter speaks."),
         field("Voice", voice),
         element(
@@ -36,6 +38,7 @@ export const speak = {
         ),
       ],
       label: "Speak",
+      example: () => refill(text, EXAMPLE),
       prepare() {
         const common = {
           model: chosen(model, served).name,

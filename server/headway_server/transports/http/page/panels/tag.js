@@ -1,6 +1,6 @@
 import { call, CallError } from "../api.js";
-import { caller, chosen, field, modelChoice, textArea, timings } from "../controls.js";
-import { characters, element, show } from "../dom.js";
+import { caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { characters, element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLE = "The old sailor quickly told his grandchildren another story about the sea.";
@@ -21,7 +21,7 @@ function spans(text, found, labels) {
     const number = labels.indexOf(label) % NUM_COLOURS;
     const share = `${(probability * 100).toFixed(1)} %`;
     parts.push(
-      element("mark", { class: `kind${number}`, title: `${label}, ${share}` }, all.slice(start, end).join(""), element("small", {}, label)),
+      element("mark", { class: `tag-colour-${number}`, title: `${label}, ${share}` }, all.slice(start, end).join(""), element("small", {}, label)),
     );
     at = end;
   }
@@ -57,8 +57,9 @@ export const tag = {
     });
     text.value = example();
     const form = caller({
-      fields: [field("Model", model), field("Text", text, "A model that reads boxes takes a page: its words and their boxes, as JSON")],
+      fields: [modelField(model), field("Text", text, "A model that reads boxes takes a page: its words and their boxes, as JSON")],
       label: "Tag",
+      example: () => refill(text, example()),
       prepare: () => {
         const { name, ...one } = chosen(model, served);
         const given = readsPages(one) ? { pages: [page(text.value)] } : { texts: [text.value] };

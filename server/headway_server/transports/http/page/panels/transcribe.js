@@ -1,9 +1,10 @@
 import { call, CallError } from "../api.js";
 import { record, wav } from "../audio.js";
-import { caller, check, choice, chosen, field, language, modelChoice, number, problem, timings } from "../controls.js";
+import { caller, check, choice, chosen, field, language, modelChoice, modelField, number, problem, timings } from "../controls.js";
 import { duration, element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { base64, fromBase64, give } from "../images.js";
 
+const EXAMPLE = "three seven one";
 const DETECTED = ""; // in place of a language
 
 function segments(result) {
@@ -20,7 +21,7 @@ export const transcribe = {
   title: "Transcribe",
   lead: "Record speech or choose a file, and read the transcript.",
   capabilities: ["transcribe_speech"],
-  open(place, served) {
+  open(place, served, { all }) {
     let recording = null; // under way
     let audio = null; // {blob, url}: what is transcribed
     const spoken = choice([]);
@@ -66,6 +67,14 @@ export const transcribe = {
       tell();
     }
 
+    const voice = all.find((one) => one.capabilities.includes("synthesize_speech")); // which speaks the example
+
+    async function example() {
+      const { results } = await call("SpeechService", "SynthesizeSpeech", { model: voice.name, texts: [EXAMPLE], parameters: { sampling: { seed: "1" } } });
+      give(input, [new File([fromBase64(results[0].audio)], "example.wav", { type: "audio/wav" })]);
+      return true;
+    }
+
     function tell() {
       button.setAttribute("aria-pressed", String(recording !== null));
       button.textContent = recording ? "Stop and transcribe" : "Record";
@@ -73,7 +82,7 @@ export const transcribe = {
 
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         element("div", { class: "row" }, button),
         field("Audio", input, "WAV, FLAC, OGG or MP3; others if the browser can decode them"),
         heard,
@@ -82,6 +91,7 @@ export const transcribe = {
         times,
       ],
       label: "Transcribe",
+      example: voice && example,
       async prepare() {
         if (!audio) throw new CallError("invalid_argument", "Record something, or choose a file first.");
         const isRead = /(wav|wave|x-wav|flac|ogg|mpeg|mp3)$/.test(audio.blob.type);

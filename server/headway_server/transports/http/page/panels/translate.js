@@ -1,6 +1,6 @@
 import { call } from "../api.js";
-import { caller, check, choice, chosen, field, language, modelChoice, number, textArea, timings } from "../controls.js";
-import { characters, drawn, element, show } from "../dom.js";
+import { caller, check, choice, chosen, field, language, modelChoice, modelField, number, textArea, timings } from "../controls.js";
+import { characters, drawn, element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
 const EXAMPLES = { de: "Ein kleiner Junge springt in eine Pfütze.", en: "Two dogs are running along the beach." };
@@ -117,7 +117,7 @@ export const translate = {
     const split = check("Translate sentence by sentence, for long texts", false);
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         element("div", { class: "grid" }, field("From", from), field("To", to)),
         field("Text", text),
         element("div", { class: "grid" }, field("Beams", beams, "1 is greedy"), field("Translations", hypotheses, "The best n")),
@@ -131,6 +131,7 @@ export const translate = {
         ),
       ],
       label: "Translate",
+      example: () => refill(text, EXAMPLES[from.value.slice(0, 2)] ?? EXAMPLES.en),
       prepare() {
         const model_ = chosen(model, served);
         const bySentences = split.box.checked;
@@ -162,12 +163,12 @@ export const translate = {
         });
         const [result] = answer.results;
         const all = result.hypotheses?.length ? result.hypotheses : [result];
-        const place_ = element("div");
+        const place_ = element("div", { class: "result" });
         const pick = (hypothesis) => {
           const alignment = hypothesis.alignment ?? (hypothesis === all[0] ? result.alignments?.[0] : null);
           const [source] = prepared.request.texts;
           const drawing = alignment ? aligned(source, hypothesis.text, alignment) : [];
-          show(place_, drawing, isOfTwo && looked(model_, { text: source, translation: hypothesis.text }, { summary: "ATTENTION_SUMMARY_MEAN" }));
+          show(place_, drawing, isOfTwo && looked(model_, { text: source, translation: hypothesis.text }));
         };
         const list = element(
           "ol",
@@ -176,7 +177,7 @@ export const translate = {
             element(
               "li",
               {},
-              element("button", { type: "button", class: "plain", onclick: () => pick(hypothesis), lang: target }, hypothesis.text),
+              element("button", { type: "button", class: "link", onclick: () => pick(hypothesis), lang: target }, hypothesis.text),
               " ",
               element("small", {}, `score ${(hypothesis.score ?? 0).toFixed(2)}${index === 0 ? ", best" : ""}`),
             ),

@@ -1,7 +1,8 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, number, timings } from "../controls.js";
+import { bars, caller, chosen, field, modelChoice, modelField, number, timings } from "../controls.js";
 import { element, show } from "../dom.js";
-import { base64 } from "../images.js";
+import { frames as exampleFrames } from "../examples.js";
+import { base64, give } from "../images.js";
 
 const MOST_LABELS = 8;
 const MOST_FRAMES = 64;
@@ -50,11 +51,12 @@ export const videos = {
     count.value = 16;
     const form = caller({
       fields: [
-        field("Model", model),
+        modelField(model),
         field("Video", input, "What the browser plays, or pictures in the order of their names"),
         field("Frames", count, "Taken evenly from a video; the model reads as many of them as it was trained on"),
       ],
       label: "Classify",
+      example: async () => give(input, await exampleFrames(16)),
       async prepare() {
         const files = [...input.files].toSorted((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
         if (!files.length) throw new CallError("invalid_argument", "Choose a video first.");
