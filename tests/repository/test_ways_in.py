@@ -12,6 +12,7 @@ import typer
 from documents import names, rows
 
 from headway_client.cli import app
+from headway_export.cli import app as export_app
 from headway_server.bundles import Task
 from headway_server.diffusion import DiffusionSampler
 from headway_server.services.open_inference.tasks import TensorTask
@@ -19,6 +20,7 @@ from headway_server.serving.abilities import Ability
 from headway_server.serving.families import tasks_with
 from headway_server.tasks.table import FAMILIES, RPCS
 from headway_server.transports.http import OPENAI_ABILITIES
+from headway_training.cli import app as training_app
 
 LIKE_ANOTHER = {"RankTexts with `query_image_id`", "PrepareImage"}
 """What has no row: it asks for what its neighbour does, or for no model."""
@@ -96,3 +98,14 @@ def test_api_md_lists_every_capability(root: Path) -> None:
     listed = {name: set(tasks.split(", ")) for name, tasks, _ in rows(root / "docs" / "api.md", "capability")}
     abilities = {ability for family in FAMILIES.values() for ability in family.abilities}
     assert listed == {f"`{ability.name}`": set(tasks_with(FAMILIES, ability)) for ability in abilities}
+
+
+def test_a_flag_has_the_same_short_form_in_all_programs() -> None:
+    forms: dict[str, set[frozenset[str]]] = {}
+    for program in (app, training_app, export_app):
+        for command in typer.main.get_command(program).commands.values():  # type: ignore[attr-defined]  # of a group
+            for option in command.params:
+                short = frozenset(word for word in option.opts if not word.startswith("--"))
+                for word in option.opts if option.param_type_name == "option" else ():
+                    forms.setdefault(word, set()).add(short)
+    assert {word: found for word, found in forms.items() if len(found) > 1} == {}

@@ -58,7 +58,9 @@ def _check_module(module: str | None) -> None:
 def run(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (see `headway-train list`), or a .toml file.")],
     data_dir: DataDir = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the run. Default: runs/RECIPE.")
+    ] = None,
     train: Annotated[
         str | None,
         typer.Option(
@@ -144,7 +146,9 @@ def scale(
         ),
     ] = None,
     data_dir: DataDir = None,
-    output: Annotated[Path | None, typer.Option(help="Folder of the study. Default: runs/RECIPE-scale.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder of the study. Default: runs/RECIPE-scale.")
+    ] = None,
     train: Annotated[str | None, typer.Option(help="Your own training data: plain text.")] = None,
     valid: Annotated[str | None, typer.Option(help="Your own validation data, as --train.")] = None,
     set_: Annotated[
@@ -287,8 +291,10 @@ def evaluate(
     file: Annotated[
         str | None,
         typer.Option(
+            "--file",
+            "-f",
             help="Your own data instead, in the form that `headway-train run --test` takes; for vectors of images, a "
-            "table with the columns file and caption."
+            "table with the columns file and caption.",
         ),
     ] = None,
     data_dir: DataDir = None,
