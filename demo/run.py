@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-from examples import EXAMPLES, examples_of
-from page import show
+from calls import Calls
 from server_process import ServerFailedError, running_server
 
 from headway_client import Client
@@ -34,11 +33,9 @@ def main(
     try:
         with running_server(store) as (address, ready):
             typer.echo(f"{ready.removeprefix('headway-server ')} after {time.perf_counter() - started_s:.1f} s")
-            typer.echo(f"  {'call':<22} {'asked':<25} {'answer':<25} {'expected':<15}    time")
             with Client(address, timeout_s=120) as client:
                 client.wait_ready()
-                failed = show(client, EXAMPLES, unchecked="shown")
-                failed += show(client, examples_of(images or (), audio or ()), unchecked="yours")
+                failed = Calls(client).call_every_rpc(images or (), audio or ())
     except ServerFailedError as error:
         _fail(str(error), 1)
     if failed:

@@ -1,13 +1,14 @@
-"""Puts examples to a server and prints a line for each, such that those of the demo fit a page of 100 columns."""
+"""Puts examples to a server and prints a line for each; those of the demo fit a page of 100 columns."""
 
 from __future__ import annotations
 
 import textwrap
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import typer
-from examples import Example
+from examples import EXAMPLES, Example, examples_of
 
 from headway_client import CallError, Client, HeadwayError
 
@@ -20,17 +21,25 @@ _UNANSWERED = {
 _COLOURS = {"✓": typer.colors.GREEN, "✗": typer.colors.RED}
 
 
-def show(client: Client, examples: Iterable[Example], *, unchecked: str = "shown") -> list[str]:
-    """Prints the calls of each example, what was asked, the answer, what was expected, and the time.
+class Calls:
+    """Calls a server and compares its answers."""
 
-    Args:
-        client: A client of the server.
-        examples: The examples.
-        unchecked: Stands for what was expected where an answer is not checked.
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
-    Returns:
-        The examples that were answered wrongly or failed, with their answers.
-    """
+    def call_every_rpc(self, images: Iterable[Path] = (), audio: Iterable[Path] = ()) -> list[str]:
+        """Puts the examples of every RPC, and the caller's own files, whose answers are not checked.
+
+        Returns:
+            The examples that were answered wrongly or failed, with their answers.
+        """
+        typer.echo(f"{'Call':<24} {'asked':<25} {'answer':<25} {'expected':<15}    time")
+        failed = _show(self._client, EXAMPLES, unchecked="shown")
+        return failed + _show(self._client, examples_of(images, audio), unchecked="yours")
+
+
+def _show(client: Client, examples: Iterable[Example], *, unchecked: str) -> list[str]:
+    """Prints calls, what was asked, the answer, what was expected or `unchecked`, and the time of each example."""
     failed, without_model = [], []
     for example in examples:
         began_s = time.perf_counter()
