@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "demo" / "samples"
 sys.path.insert(0, str(ROOT / "demo"))
 
+from calls import _show  # noqa: E402
 from draw import draw_pictures  # noqa: E402 (of the demo's folder)
 from examples import EXAMPLES, Example  # noqa: E402
-from page import show  # noqa: E402
 from server_process import running_server  # noqa: E402
 from write_samples import DRAWN  # noqa: E402
 
@@ -56,7 +56,7 @@ def test_the_shipped_models_answer_examples_of_every_rpc_rightly_on_one_page(
         monkeypatch.setattr(Channel, name, record)
     with running_server(ROOT / "models") as (address, _), Client(address, timeout_s=120) as client:
         client.wait_ready()
-        failed = show(client, EXAMPLES)
+        failed = _show(client, EXAMPLES)
     assert failed == []
     rpcs = {method.name for service in SERVICES for method in service.descriptor.methods}
     assert {name for example in EXAMPLES for name in example.rpcs.split(", ")} == rpcs == called - {"Check"}
@@ -70,7 +70,7 @@ def test_the_shipped_models_answer_examples_of_every_rpc_rightly_on_one_page(
 
 def test_a_wrong_answer_is_marked_and_returned(capsys: pytest.CaptureFixture[str]) -> None:
     with Client("127.0.0.1:1") as client:
-        failed = show(client, [Example("ClassifyImage", "a drawn ship", lambda *_: "a person 61%", "ship")])
+        failed = _show(client, [Example("ClassifyImage", "a drawn ship", lambda *_: "a person 61%", "ship")])
     assert failed == ["ClassifyImage (a drawn ship): a person 61%"]
     assert capsys.readouterr().out.startswith("✗ ClassifyImage          a drawn ship")
 
