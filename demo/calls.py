@@ -34,11 +34,11 @@ class Calls:
             The examples that were answered wrongly or failed, with their answers.
         """
         typer.echo(f"{'Call':<24} {'asked':<25} {'answer':<25} {'expected':<15}    time")
-        failed = _show(self._client, EXAMPLES, unchecked="shown")
+        failed = _show(self._client, EXAMPLES)
         return failed + _show(self._client, examples_of(images, audio), unchecked="yours")
 
 
-def _show(client: Client, examples: Iterable[Example], *, unchecked: str) -> list[str]:
+def _show(client: Client, examples: Iterable[Example], *, unchecked: str = "shown") -> list[str]:
     """Prints calls, what was asked, the answer, what was expected or `unchecked`, and the time of each example."""
     failed, without_model = [], []
     for example in examples:

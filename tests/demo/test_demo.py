@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "demo" / "samples"
 sys.path.insert(0, str(ROOT / "demo"))
 
-from calls import _show  # noqa: E402
+from calls import Calls, _show  # noqa: E402
 from draw import draw_pictures  # noqa: E402 (of the demo's folder)
 from examples import EXAMPLES, Example  # noqa: E402
 from server_process import running_server  # noqa: E402
@@ -56,7 +56,7 @@ def test_the_shipped_models_answer_examples_of_every_rpc_rightly_on_one_page(
         monkeypatch.setattr(Channel, name, record)
     with running_server(ROOT / "models") as (address, _), Client(address, timeout_s=120) as client:
         client.wait_ready()
-        failed = _show(client, EXAMPLES)
+        failed = Calls(client).call_every_rpc()
     assert failed == []
     rpcs = {method.name for service in SERVICES for method in service.descriptor.methods}
     assert {name for example in EXAMPLES for name in example.rpcs.split(", ")} == rpcs == called - {"Check"}
