@@ -463,16 +463,11 @@ def test_commands_name_the_port_of_grpc_that_the_server_has(page: Page, address:
     "shown",
     [
         ("translate", "Python", "boy"),
-        ("classify", "Python", "Business"),
-        ("rank", "Python", "RankedText"),
         ("segment", "curl", "predictedIou"),
         ("segment", "Python", "predicted_iou"),
-        ("images", "curl", "labels"),
         ("images", "Python", "LabelScore"),
-        ("generate", "Python", "\n"),
         ("generate", "OpenAI", "\n"),
         ("compare", "OpenAI", "[["),
-        ("draw", "Python", ""),
         ("draw", "OpenAI", ""),
         ("speak", "OpenAI", ""),
     ],
@@ -684,6 +679,26 @@ def test_a_refused_call_says_why(page: Page, address: str) -> None:
     page.get_by_label("Schema, expression or texts").fill("(")
     assert "The call was refused" in answer(page)
     assert "parameters.constraint" in page.locator(".problem").inner_text()
+
+
+@pytest.mark.parametrize("way", ["drop", "paste"])
+def test_a_picture_is_dropped_or_pasted_anywhere(page: Page, address: str, tmp_path: Path, way: str) -> None:
+    Image.new("RGB", (48, 32), (90, 140, 220)).save(tmp_path / "sky.png")
+    open_panel(page, address, "images")
+    page.evaluate(
+        """([way, png]) => {
+            const bytes = Uint8Array.from(atob(png), (letter) => letter.charCodeAt(0));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File(["not a picture"], "notes.txt", { type: "text/plain" }));
+            transfer.items.add(new File([bytes], "sky.png", { type: "image/png" }));
+            const options = { bubbles: true, dataTransfer: transfer, clipboardData: transfer };
+            const kind = way === "drop" ? DragEvent : ClipboardEvent;
+            document.body.dispatchEvent(new kind(way, options));
+        }""",
+        [way, base64.b64encode((tmp_path / "sky.png").read_bytes()).decode()],
+    )
+    expect(page.locator(".output .bars li")).to_have_count(5, timeout=10_000)
+    assert page.get_by_label("Pictures").evaluate("(input) => [...input.files].map(({ name }) => name)") == ["sky.png"]
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1100, "light")])

@@ -199,9 +199,14 @@ function takeFiles(event, files) {
   }
 }
 
-addEventListener("dragover", (event) => event.preventDefault()); // a file that is dropped beside is not opened in place of the page
+function hasFiles(event) {
+  return event.dataTransfer.types.includes("Files");
+}
+
+addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
 addEventListener("drop", (event) => {
-  event.preventDefault();
+  if (!hasFiles(event)) return;
+  event.preventDefault(); // a file that no input takes is not opened in place of the page
   takeFiles(event, event.dataTransfer.files);
 });
 addEventListener("paste", (event) => takeFiles(event, event.clipboardData?.files ?? []));
@@ -225,9 +230,17 @@ export function caller({ fields, label, prepare, run, stage, example, isLive = f
     "div",
     { class: "blank" },
     element("p", {}, "The answer appears here."),
-    example && element("button", { type: "button", onclick: async () => (await example()) || submit() }, "Show an example"),
+    example && element("button", { type: "button", onclick: showExample }, "Show an example"),
   );
   let running = null;
+
+  async function showExample() {
+    try {
+      if (!(await example())) submit();
+    } catch (error) {
+      show(output, problem(error));
+    }
+  }
 
   async function submit(event) {
     event?.preventDefault();

@@ -56,7 +56,7 @@ async function keepPictures(input, id) {
   const used = others.reduce((sum, each) => sum + sessionStorage.getItem(each).length, 0);
   if (!files.length || files.reduce((sum, { size }) => sum + size, 0) > ((MAX_PICTURES - used) * 3) / 4) return;
   const all = await Promise.all(files.map(async (file) => ({ name: file.name, url: await dataUrl(file) })));
-  write(key, JSON.stringify(all));
+  if (files.every((file, index) => input.files[index] === file)) write(key, JSON.stringify(all)); // others may have been chosen meanwhile
 }
 
 function fileOf({ name, url }) {
