@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import NoReturn
 
 import structlog
@@ -51,6 +52,8 @@ _STUCK = 1
 def main(arguments: Sequence[str] | None = None) -> None:
     """Serves the bundles of a store over gRPC; `arguments` stand in for those of the command line."""
     match list(sys.argv[1:] if arguments is None else arguments):
+        case ["--version"]:
+            sys.stdout.write(f"headway-server {version('headway-server')}\n")
         case ["keys", *rest]:
             keys.main(rest)
         case ["config", *rest]:

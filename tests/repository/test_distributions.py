@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import email
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable
-from importlib.metadata import requires
+from importlib.metadata import requires, version
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -32,12 +34,12 @@ def _requirements(project: dict[str, Any]) -> list[Requirement]:
 
 def test_all_distributions_have_one_version_and_one_licence(root: Path) -> None:
     projects = [_project(root, folder) for folder in _FOLDERS]
-    [version] = {str(project["version"]) for project in projects}
+    [own_version] = {str(project["version"]) for project in projects}
     assert {project["license"] for project in projects} == {"Apache-2.0"}
     assert {project["requires-python"] for project in projects} == {">=3.11"}
     assert {tuple(project["classifiers"]) for project in projects} == {tuple(projects[0]["classifiers"])}
     own = [one for project in projects for one in _requirements(project) if one.name.startswith("headway-")]
-    assert {str(one.specifier) for one in own} == {f"=={version}"}
+    assert {str(one.specifier) for one in own} == {f"=={own_version}"}
     assert {(root / folder / "LICENSE").read_bytes() for folder in _FOLDERS} == {(root / "LICENSE").read_bytes()}
 
 
@@ -46,7 +48,7 @@ def test_every_library_of_a_distribution_has_a_lower_bound_that_the_pinned_versi
     root: Path, folder: str
 ) -> None:
     pinned = dict(re.findall(r"^(\S+)==(\S+)$", (root / "constraints.txt").read_text(), re.MULTILINE))
-    pins = {canonicalize_name(name): version for name, version in pinned.items()}
+    pins = {canonicalize_name(name): pin for name, pin in pinned.items()}
     for one in _requirements(_project(root, folder)):
         assert {bound.operator for bound in one.specifier} & {">=", "=="}, one
         name = canonicalize_name(one.name)
@@ -66,6 +68,16 @@ def test_a_wheel_holds_licence_readme_and_types(root: Path, folder: str, tmp_pat
     assert {f"{package}/py.typed" for package in packages} <= set(names)
     assert str(told.get_payload()).startswith(f"# headway-{folder}\n")
     assert not [name for name in names if name.endswith((".onnx", ".pyc"))]
+
+
+@pytest.mark.parametrize(
+    ("command", "distribution"), [("headway", "client"), ("headway-server", "server"), ("headway-train", "training")]
+)
+def test_a_command_tells_its_version(command: str, distribution: str) -> None:
+    told = subprocess.run(
+        [Path(sys.executable).with_name(command), "--version"], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == f"headway-{distribution} {version(f'headway-{distribution}')}\n"
 
 
 def _with_all_that_they_need(requirements: Iterable[str]) -> set[str]:

@@ -54,6 +54,23 @@ def _check_module(module: str | None) -> None:
         raise RecipeError(f"--module {error}") from error
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415 (as the commands)
+
+        typer.echo(f"headway-training {version('headway-training')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command("run")
 def run(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe (see `headway-train list`), or a .toml file.")],
