@@ -46,9 +46,10 @@ def _show(client: Client, examples: Iterable[Example], *, unchecked: str = "show
         try:
             answer = example.answer(client, example.asked)
             mark = "·" if not example.expected else "✓" if example.expected in answer else "✗"
-        except (HeadwayError, OSError) as error:
+        except (HeadwayError, IndexError, OSError) as error:
             reason = error.reason if isinstance(error, CallError) else ""
-            mark, answer = ("·", _UNANSWERED[reason]) if reason in _UNANSWERED else ("✗", str(error))
+            mark = "·" if reason in _UNANSWERED or (unchecked == "shown" and not example.expected) else "✗"
+            answer = _UNANSWERED.get(reason, "an empty answer" if isinstance(error, IndexError) else str(error))
             if reason == "WRONG_TASK" and not example.expected:
                 without_model.append(example.rpcs)
                 continue

@@ -232,8 +232,9 @@ def _ready(client: Client, _: str) -> str:
 
 
 def _topic_after_load(client: Client, headline: str) -> str:
-    client.unload_model("ag-news")
-    client.load_model("ag-news")
+    version = client.get_model("ag-news").model.version
+    client.unload_model("ag-news", model_version=version)
+    client.load_model("ag-news", model_version=version)
     return _topic(client, headline)
 
 

@@ -41,8 +41,9 @@ def check_given(factory: str, given: Mapping[str, Path | str | None]) -> None:
         if missing := [flag for flag in needed_flags(Task(str(task))) if given[flag] is None]:
             found.append(f"--task {task} needs {', '.join(missing)}")
     elif task is not None:
-        nearest = difflib.get_close_matches(str(task), known, n=1, cutoff=0.0)[0]
-        found.append(f"task {task}: cannot be exported (did you mean {nearest!r}?)")
+        nearest = difflib.get_close_matches(str(task), known, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"known are {', '.join(known)}"
+        found.append(f"task {task}: cannot be exported ({hint})")
     for flag, value in given.items():
         if isinstance(value, Path) and not value.exists():
             found.append(f"{flag} {value}: there is no such file")

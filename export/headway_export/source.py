@@ -726,7 +726,7 @@ def find_made(factory: str) -> Any:
         raise SourceError(f"--model {error}") from error
     try:
         return make()
-    except Exception as error:  # whatever its code raises
+    except (Exception, SystemExit) as error:  # whatever its code raises
         raise SourceError(f"--model {factory}: {raised(error)}") from error
 
 

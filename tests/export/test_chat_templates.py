@@ -117,8 +117,9 @@ def test_a_template_that_a_server_would_refuse_is_refused_and_nothing_is_written
 
 def test_a_template_of_another_task_is_refused(tmp_path):
     (tmp_path / "template.jinja").write_text(MARKERS)
+    (tmp_path / "weights").touch()
     arguments = ["--model", "foreign.image_classifier:build", "--task", "image_classification", "--name", "mine"]
-    arguments += ["--weights", str(tmp_path / "none"), "--chat-template", str(tmp_path / "template.jinja")]
+    arguments += ["--weights", str(tmp_path / "weights"), "--chat-template", str(tmp_path / "template.jinja")]
     (tmp_path / "preprocessing.json").write_text(
         json.dumps(
             {"height": 8, "width": 8, "resize": "stretch", "interpolation": "bilinear", "mean": [0] * 3, "std": [1] * 3}

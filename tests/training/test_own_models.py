@@ -1,6 +1,7 @@
 """Modules, architectures and tasks of one's own are trained by recipes, and what cannot be is told at once."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -19,7 +20,7 @@ from headway_training.contract import check_contract
 from headway_training.data.sources import OwnData
 from headway_training.errors import CheckpointError, RecipeError
 from headway_training.models import ARCHITECTURES, GPTConfig, architecture, architectures
-from headway_training.models.own import import_own
+from headway_training.models.own import find_factory, import_own
 from headway_training.run import RunOptions, run_training
 from headway_training.tasks import segmentation
 
@@ -141,6 +142,51 @@ def test_a_module_that_is_not_there_is_named_as_it_was_given():
     result = CliRunner().invoke(app, ["run", "tiny-shakespeare", "--module", "own_model:x:"])
     assert result.exit_code == 1
     assert "--module own_model:x:: No module named 'own_model'; give it as" in result.output
+
+
+_SOURCES = {
+    "my-model.py": "def build(): return 1",
+    "2024_model.py": "locals()['build'] = lambda: 1",
+    "named.py": "import sys\nsys.modules[__name__].build = lambda: 1",
+    "package/__init__.py": "import sys, types\nsys.modules['package.made'] = made = types.ModuleType('package.made')\n"
+    "made.build = lambda: 1",
+    "syntax.py": "def build(: pass",
+    "needs.py": "\nimport not_installed\nbuild = int",
+    "raises.py": "\n\nraise ValueError('bad')\nbuild = int",
+    "ends.py": "import sys\nsys.exit(5)\nbuild = int",
+}
+
+
+@pytest.mark.parametrize("name", ["my-model:build", "2024_model", "named", "package.made"])
+def test_whatever_python_imports_is_taken_as_a_factory(name, tmp_path, monkeypatch):
+    _write_sources(tmp_path, monkeypatch)
+    assert find_factory(name)() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my-modle", "No module named 'my-modle' (did you mean 'my-model'?)"),
+        ("package.other", "No module named 'package.other'"),
+        ("syntax", "SyntaxError: invalid syntax (syntax.py, line 1)"),
+        ("needs", "ModuleNotFoundError: No module named 'not_installed' (needs.py, line 2)"),
+        ("raises", "ValueError: bad (raises.py, line 3)"),
+        ("ends", "SystemExit: 5 (ends.py, line 2)"),
+    ],
+)
+def test_why_a_factory_cannot_be_imported_is_told_with_its_line(name, told, tmp_path, monkeypatch):
+    _write_sources(tmp_path, monkeypatch)
+    with pytest.raises(ValueError, match=re.escape(f"{name}: {told}")):
+        find_factory(name)
+
+
+def _write_sources(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for file, source in _SOURCES.items():
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).write_text(source)
+        monkeypatch.delitem(sys.modules, file.removesuffix(".py").replace("/__init__", ""), raising=False)
+    monkeypatch.delitem(sys.modules, "package.made", raising=False)
 
 
 def test_a_task_that_trains_the_kits_models_alone_takes_no_module():

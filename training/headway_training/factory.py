@@ -6,6 +6,7 @@ import ast
 import difflib
 import pkgutil
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -44,15 +45,28 @@ def _find_source(name: str, module: str) -> Path | None:
         spec: ModuleSpec | None = None
         for depth, part in enumerate(parts := module.split("."), start=1):
             whole = ".".join(parts[:depth])
-            spec = _find_spec(whole, path) if part.isidentifier() and path != [] else None
+            parent = spec
+            spec = _find_spec(whole, path) if part and path != [] else None
             if spec is None:
+                if parent is not None and _makes_modules(parent):
+                    return None
                 known = [found.name for found in pkgutil.iter_modules([here] if path is None else path)]
                 raise ValueError(f"{name}: No module named {whole!r}{_similar(part, known)}; {FORM}")
             path = list(spec.submodule_search_locations or ())
     finally:
         sys.path.remove(here)
-    origin = None if spec is None else spec.origin
-    return Path(origin) if origin is not None and origin.endswith(".py") else None
+    return None if spec is None else _source_of(spec)
+
+
+def _source_of(spec: ModuleSpec) -> Path | None:
+    return Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
+
+
+def _makes_modules(package: ModuleSpec) -> bool:
+    """True if the code of a package may say where its modules are, or make them."""
+    source = _source_of(package)
+    names = set() if source is None else _names_of(source)
+    return names is None or not names.isdisjoint(("__path__", "modules", "meta_path"))
 
 
 def _find_spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -64,8 +78,9 @@ def _find_spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
 def _names_of(file: Path) -> set[str] | None:
     """Returns all names that a module's source gives to anything; None if others may come as it is run."""
     try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # told when it is imported
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):  # told when it is imported
         return None
     names: set[str] = set()
     for node in ast.walk(tree):
@@ -75,7 +90,9 @@ def _names_of(file: Path) -> set[str] | None:
             names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.Name):
             names.add(node.id)
-    return None if names & {"*", "__getattr__", "exec", "globals", "setattr", "vars"} else names
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+    return None if names & {"*", "__getattr__", "exec", "globals", "locals", "setattr", "vars"} else names
 
 
 def _similar(word: str, known: Iterable[str]) -> str:

@@ -28,6 +28,8 @@ MODULE = "module"
 """Architecture of a recipe's model, or of a checkpoint, that is a module of the user's own."""
 FACTORY = "factory"
 """The field of such a model that names its factory."""
+_CALLERS = frozenset(("headway_export", "headway_training", "importlib"))
+"""Packages that import and call what is the user's."""
 _KINDS = (bool, int, float, str)
 
 RunModule = Callable[..., Tensor]
@@ -44,9 +46,11 @@ def import_own(name: str) -> ModuleType:
     sys.path.insert(0, here)
     try:
         return import_module(name.partition(":")[0])
-    except (ImportError, ValueError) as error:
-        raise ValueError(f"{name}: {error}; {FORM}") from error
-    except Exception as error:  # whatever its code raises
+    except ModuleNotFoundError as error:
+        if error.name and f"{name.partition(':')[0]}.".startswith(f"{error.name}."):
+            raise ValueError(f"{name}: {error}; {FORM}") from error
+        raise ValueError(f"{name}: {raised(error)}") from error
+    except (Exception, SystemExit) as error:  # whatever its code raises
         raise ValueError(f"{name}: {raised(error)}") from error
     finally:
         sys.path.remove(here)  # the first of that name, wherever the module has put others
@@ -66,10 +70,17 @@ def find_factory(name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # told by `callable`
 
 
-def raised(error: Exception) -> str:
-    """Says what code of the user's raised, and where."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}, line {place.lineno})"
+def raised(error: BaseException) -> str:
+    """Says what code of the user's raised, and where: the last line of it, if the error came from a line at all."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # says its file and line itself
+        return told
+    places = [
+        place
+        for place in traceback.extract_tb(error.__traceback__)
+        if not place.filename.startswith("<") and _CALLERS.isdisjoint(Path(place.filename).parts)
+    ]
+    return f"{told} ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else told
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +140,10 @@ class Factory:
         Raises:
             ValueError: It makes no module.
         """
-        module = self.make(**self.arguments(values))
+        try:
+            module = self.make(**self.arguments(values))
+        except (Exception, SystemExit) as error:  # whatever its code raises
+            raise ValueError(f"{self.name}: {raised(error)}") from error
         if not isinstance(module, nn.Module):
             raise ValueError(f"{self.name} returned {type(module).__name__}; it must return a torch.nn.Module")
         return module
