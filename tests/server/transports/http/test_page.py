@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -486,6 +487,62 @@ def test_the_shown_calls_run(page: Page, address: str, tmp_path: Path, shown: tu
     run = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     assert told in run.stdout
+
+
+SHOWN = """async ([kind, call]) => {
+    const { commands } = await import("/commands.js");
+    const shown = commands(call);
+    const label = [...shown.querySelectorAll("label")].find((each) => each.textContent.trim() === kind);
+    label.firstChild.dispatchEvent(new Event("change"));
+    return shown.querySelector("code").textContent;
+}"""
+HOSTILE = "\ue000x; touch made #\ue000 $(touch made) `touch made` ' \" \\ ${HOME} \nEND\ntouch made\n"
+
+
+@pytest.mark.parametrize("kind", ["curl", "gRPC"])
+@pytest.mark.parametrize("files", [{}, {"images": ["cG5n"], "mask": "cG5n"}])
+def test_no_text_of_a_request_is_run_by_a_shown_command(
+    page: Page, address: str, tmp_path: Path, kind: str, files: dict[str, Any]
+) -> None:
+    """Runs the command with programs in place of curl and grpcurl that write the message they would send."""
+    program = '#!/bin/bash\nuntil [ "$1" = -d ]; do shift; done\ncase "$2" in @*) cat ;; *) printf %s "$2" ;; esac\n'
+    for name in ("curl", "grpcurl"):
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    for name in ("picture.png", "mask.png"):
+        (tmp_path / name).write_bytes(b"png")
+    open_panel(page, address, "models")
+    request = {"model": HOSTILE, "texts": [HOSTILE], HOSTILE: 1, "constructor": "a", **files}
+    command = page.evaluate(SHOWN, [kind, {"service": "A", "method": "ClassifyImage", "request": request}])
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(run.stdout) == request
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ("Python", "ClassifyTokens", {"pages": [{"words": [HOSTILE], "a=print()": None, "b": 1}]}, "Page("),
+        ("Python", "GenerateText", {"prompts": [HOSTILE], "parameters": {"sampling": {"seed": "007"}}}, "seed=7,"),
+        ("Python", "GenerateText", {"parameters": {"sampling": {"seed": str(2**64 - 1)}}}, f"seed={2**64 - 1}"),
+        ("OpenAI", "GenerateText", {"prompts": [HOSTILE], "parameters": {"sampling": {"seed": "1e2"}}}, "seed=100,"),
+    ],
+)
+def test_no_text_of_a_request_is_code_in_a_shown_program(
+    page: Page, address: str, shown: tuple[str, str, dict[str, Any], str]
+) -> None:
+    """Each a kind of command, a method, its fields, and a part of the program."""
+    kind, method, fields, told = shown
+    open_panel(page, address, "models")
+    request = {"model": HOSTILE, **fields}
+    program = page.evaluate(SHOWN, [kind, {"service": "A", "method": method, "request": request}])
+    called = [ast.unparse(node.func) for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
+    clients = ["client.classify_tokens", "client.generate_text", "client.completions.create"]
+    assert set(called) <= {"Client", "OpenAI", "Page", "print", *clients}
+    assert told in program
 
 
 def test_what_was_written_chosen_and_answered_is_there_when_a_panel_is_opened_again(page: Page, address: str) -> None:
