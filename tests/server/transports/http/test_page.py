@@ -598,6 +598,53 @@ def test_inputs_pictures_and_masks_survive_a_reload(page: Page, address: str, tm
     assert page.evaluate("Object.values(sessionStorage).join('').length") < 3 * 2**20
 
 
+@pytest.mark.parametrize("way", ["the button", "another picture"])
+def test_a_cleared_mask_stays_cleared(page: Page, address: str, tmp_path: Path, way: str) -> None:
+    for name in ("one.png", "two.png"):
+        Image.new("RGB", (60, 40), (90, 140, 220)).save(tmp_path / name)
+    open_panel(page, address, "draw")
+    page.get_by_text("Edit an image").click()
+    page.get_by_label("Picture").set_input_files(tmp_path / "one.png")
+    page.get_by_label("Boxes to inpaint").fill("10,10,40,30")
+    page.locator(".overlay").click()
+    expect(page.get_by_label("Strength")).to_have_value("1")
+    if way == "the button":
+        page.get_by_role("button", name="Clear the mask").click()
+    else:
+        page.get_by_label("Picture").set_input_files(tmp_path / "two.png")
+    for _ in range(2):
+        expect(page.locator(".overlay")).to_be_visible()
+        expect(page.get_by_label("Strength")).to_have_value("0.8")
+        expect(page.get_by_label("Boxes to inpaint")).to_have_value("")
+        assert page.locator("[name=painted]").input_value() == "[]"
+        if way == "the button":
+            page.reload()
+
+
+@pytest.mark.parametrize("panel", ["segment", "draw"])
+def test_the_picture_that_was_chosen_last_is_the_one_that_counts(
+    page: Page, address: str, tmp_path: Path, panel: str
+) -> None:
+    Image.new("RGB", (60, 40), (90, 140, 220)).save(tmp_path / "photo.png")
+    open_panel(page, address, panel)
+    page.evaluate(
+        """async (bytes) => {
+            const { give } = await import("/images.js");
+            const input = document.querySelector("input[type=file]");
+            const content = Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0));
+            for (const part of [content, content.slice(0, 20), content]) give(input, [new File([part], "a.png")]);
+        }""",
+        base64.b64encode((tmp_path / "photo.png").read_bytes()).decode(),
+    )
+    expect(page.locator(".overlay")).to_be_visible()
+    if panel == "segment":
+        page.get_by_label("Points inside").fill("20,20")
+    answer(page)
+    expect(page.locator(".problem")).to_have_count(0)
+    page.get_by_text("The call of this panel").click()
+    expect(page.locator(".commands code").first).to_contain_text("picture.png")
+
+
 def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None:
     for panel in PANELS:
         if panel in (*WITHOUT_MODEL, "models", "server"):
