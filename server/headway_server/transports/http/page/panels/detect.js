@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, number, problem, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, number, problem, timings } from "../controls.js";
 import { drawn, element, show } from "../dom.js";
 import { balloon } from "../examples.js";
 import { base64, give, pointed } from "../images.js";
@@ -70,7 +70,7 @@ export const detect = {
           service: "ObjectDetectionService",
           method: "DetectObjects",
           request: {
-            model: chosen(model, served).name,
+            ...addressed(model, served),
             images: [await base64(picture.file)],
             threshold: threshold.given(),
             nmsThreshold: overlap.given(),

@@ -1,6 +1,6 @@
 import { call, CallError, stream } from "../api.js";
-import { caller, choice, chosen, field, modelChoice, modelField, number, problem, slider, textArea, timings } from "../controls.js";
-import { element, enter, show } from "../dom.js";
+import { addressed, caller, choice, chosen, field, modelChoice, modelField, number, problem, slider, textArea, timings } from "../controls.js";
+import { element, enter, listOf, show } from "../dom.js";
 import { base64, fromBase64, give, picture as pictureOf, places, pointed } from "../images.js";
 
 const DEFAULT_STEPS = 20; // the protocol's
@@ -33,7 +33,7 @@ function ground(say) {
     name: "painted",
     value: "[]",
     onchange: () => {
-      strokes = JSON.parse(painted.value);
+      strokes = listOf(painted.value).filter((one) => one?.points?.length);
     },
   }); // the strokes, to be kept
   const strength = slider("Strength", { min: 0.05, max: 1, step: 0.05, value: STRENGTH });
@@ -230,7 +230,7 @@ export const draw = {
       async prepare() {
         const { edit, parameters } = await over.request();
         const whole = {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           prompt: words.prompt.value.trim() || undefined,
           negativePrompt: words.negativePrompt.value.trim() || undefined,
           parameters: {

@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, problem, slider, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, problem, slider, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { ship } from "../examples.js";
 import { base64, give, pointed } from "../images.js";
@@ -71,7 +71,7 @@ export const maps = {
           service: isDepth ? "DepthEstimationService" : "SemanticSegmentationService",
           method: isDepth ? "EstimateDepth" : "ClassifyPixels",
           request: {
-            model: chosen(model, served).name,
+            ...addressed(model, served),
             images: [await base64(picture.file)],
             labels: looked.hidden ? undefined : labels.value.split(",").map((one) => one.trim()).filter(Boolean),
           },

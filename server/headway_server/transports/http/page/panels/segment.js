@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, problem, timings } from "../controls.js";
+import { addressed, caller, field, modelChoice, modelField, problem, timings } from "../controls.js";
 import { drawn, element, enter, show, written } from "../dom.js";
 import { balloon } from "../examples.js";
 import { base64, give, places, pointed } from "../images.js";
@@ -183,7 +183,7 @@ export const segment = {
         const [sides] = places(box.value, 4);
         const prompt = { points };
         if (sides) prompt.box = { left: sides[0], top: sides[1], right: sides[2], bottom: sides[3] };
-        const named = { model: chosen(model, served).name };
+        const named = addressed(model, served);
         if (!imageId) {
           const prepared = await call("ImageService", "PrepareImage", { ...named, images: [await base64(picture.file)] });
           imageId = prepared.results[0].imageId;
