@@ -28,7 +28,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 from every_task import copy_bundle  # noqa: E402 (see above)
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright  # noqa: E402
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
 from tiny_bundles import write_box_bundle, write_map_bundle, write_named_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
@@ -47,6 +47,8 @@ GROUPS = {
     "Operate": ["models", "server"],
 }
 PANELS = [panel for panels in GROUPS.values() for panel in panels]
+WIDTHS = [320, 360, 768, 800, 820, 1180]
+"""Pixels of screens that every panel fits."""
 WITHOUT_MODEL = ["rewrite", "answer", "fill", "maps", "videos", "sounds"]
 """Panels for which no model is shipped."""
 
@@ -405,7 +407,7 @@ def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page:
     expect(page.locator(".attention-view h4")).to_have_text("layer 2, head 1")
 
 
-@pytest.mark.parametrize("width", [360, 1180])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_groups_lead_to_every_panel_by_mouse_and_keyboard(browser: Browser, address: str, width: int) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
@@ -598,6 +600,23 @@ def test_inputs_pictures_and_masks_survive_a_reload(page: Page, address: str, tm
     assert page.evaluate("Object.values(sessionStorage).join('').length") < 3 * 2**20
 
 
+@pytest.mark.parametrize("kept", ["{}", "5", "[1]", "no JSON", '[["painted", "5"], ["turns", "[null]"]]'])
+def test_kept_inputs_of_another_form_are_forgotten(page: Page, address: str, kept: str) -> None:
+    page.goto(address)
+    page.evaluate(
+        """(kept) => {
+            for (const panel of ["draw", "generate"]) sessionStorage.setItem(`headway-form:${panel}`, kept);
+            const picture = JSON.stringify([{ name: "a.png", url: "data:image/png,%" }]);
+            for (const one of [kept, picture]) sessionStorage.setItem("headway-pictures:draw:picture", one);
+        }""",
+        kept,
+    )
+    for panel in ("draw", "generate"):
+        go_to(page, panel)
+        expect(page.locator("main form button.primary")).to_be_enabled()
+    assert page.evaluate("sessionStorage.getItem('headway-pictures:draw:picture')") is None
+
+
 @pytest.mark.parametrize("way", ["the button", "another picture"])
 def test_a_cleared_mask_stays_cleared(page: Page, address: str, tmp_path: Path, way: str) -> None:
     for name in ("one.png", "two.png"):
@@ -645,6 +664,19 @@ def test_the_picture_that_was_chosen_last_is_the_one_that_counts(
     expect(page.locator(".commands code").first).to_contain_text("picture.png")
 
 
+def test_a_model_that_tells_nothing_of_itself_has_every_panel(page: Page, address: str) -> None:
+    told = ("description", "maxInputTokenCount", "maxTokenCount", "labels", "embeddingDimension")
+
+    def without(route: Route) -> None:
+        models = route.fetch().json()["models"]
+        route.fulfill(json={"models": [{name: one[name] for name in one if name not in told} for one in models]})
+
+    page.route("**/ListModels", without)
+    for panel in PANELS:
+        open_panel(page, address, panel)
+        assert "undefined" not in page.locator("main").inner_html(), panel
+
+
 def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None:
     for panel in PANELS:
         if panel in (*WITHOUT_MODEL, "models", "server"):
@@ -655,6 +687,7 @@ def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None
         expect(page.locator(".results .timings").first).to_be_attached(timeout=20_000)
         expect(page.locator("main form.call")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
         expect(page.locator(".blank, .problem")).to_have_count(0)
+        expect(page.locator(".answers > div .commands code")).to_contain_text('"modelVersion":"1"')
 
 
 def test_every_panel_tells_a_limit_of_its_model(page: Page, address: str) -> None:
@@ -805,6 +838,20 @@ def test_a_picture_is_dropped_or_pasted_anywhere(page: Page, address: str, tmp_p
     assert page.get_by_label("Pictures").evaluate("(input) => [...input.files].map(({ name }) => name)") == ["sky.png"]
 
 
+def test_a_text_that_has_a_picture_too_is_pasted_into_a_field(page: Page, address: str) -> None:
+    open_panel(page, address, "caption")
+    taken = page.evaluate(
+        """() => ["#main", "main form input[type=text]"].map((place) => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text/plain", "a\\tb");
+            clipboardData.items.add(new File([], "cells.png", { type: "image/png" }));
+            const event = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData });
+            return !document.querySelector(place).dispatchEvent(event);
+        })"""
+    )
+    assert taken == [True, False]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1100, "light")])
 def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
@@ -818,6 +865,10 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
         if panel in ("translate", "classify", "tag", "generate"):
             look_into(page)
         assert is_accessible_and_fits(page), panel
+        for other in WIDTHS:
+            page.set_viewport_size({"width": other, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= other, (panel, other)
+        page.set_viewport_size({"width": width, "height": 800})
     context.close()
 
 
@@ -1097,3 +1148,11 @@ def test_a_server_that_wants_keys_gets_one(page: Page, topics: Path, tmp_path: P
         environment = os.environ | {"HEADWAY_API_KEY": key}
         run = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
         assert '"Business"' in run.stdout
+        page.get_by_label("Texts", exact=True).fill("What only this key may see")
+        for given, told in ((f"{key}x", "API key needed"), (key, "1 model")):
+            page.get_by_role("button", name="API key").click()
+            page.get_by_label("Key", exact=True).fill(given)
+            page.get_by_role("button", name="Use").click()
+            expect(page.locator("#status")).to_have_text(told)
+        expect(page.get_by_label("Texts", exact=True)).to_have_value(re.compile("^The central bank"))
+        assert "only this key" not in page.evaluate("JSON.stringify({ ...sessionStorage })")
