@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import json
 import os
@@ -27,7 +28,7 @@ pytest.importorskip("playwright.sync_api", reason="needs playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
 
 from every_task import copy_bundle  # noqa: E402 (see above)
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright  # noqa: E402
 from tiny_answers import write_answer_bundle, write_mask_bundle  # noqa: E402
 from tiny_bundles import write_box_bundle, write_map_bundle, write_named_box_bundle  # noqa: E402
 from tiny_segmenter import write_segmenter_bundle  # noqa: E402
@@ -46,6 +47,8 @@ GROUPS = {
     "Operate": ["models", "server"],
 }
 PANELS = [panel for panels in GROUPS.values() for panel in panels]
+WIDTHS = [320, 360, 768, 800, 820, 1180]
+"""Pixels of screens that every panel fits."""
 WITHOUT_MODEL = ["rewrite", "answer", "fill", "maps", "videos", "sounds"]
 """Panels for which no model is shipped."""
 
@@ -404,7 +407,7 @@ def test_a_token_shows_what_it_looks_at_to_who_points_at_it_or_steps_to_it(page:
     expect(page.locator(".attention-view h4")).to_have_text("layer 2, head 1")
 
 
-@pytest.mark.parametrize("width", [360, 1180])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_groups_lead_to_every_panel_by_mouse_and_keyboard(browser: Browser, address: str, width: int) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800})
     page = context.new_page()
@@ -488,6 +491,62 @@ def test_the_shown_calls_run(page: Page, address: str, tmp_path: Path, shown: tu
     assert told in run.stdout
 
 
+SHOWN = """async ([kind, call]) => {
+    const { commands } = await import("/commands.js");
+    const shown = commands(call);
+    const label = [...shown.querySelectorAll("label")].find((each) => each.textContent.trim() === kind);
+    label.firstChild.dispatchEvent(new Event("change"));
+    return shown.querySelector("code").textContent;
+}"""
+HOSTILE = "\ue000x; touch made #\ue000 $(touch made) `touch made` ' \" \\ ${HOME} \nEND\ntouch made\n"
+
+
+@pytest.mark.parametrize("kind", ["curl", "gRPC"])
+@pytest.mark.parametrize("files", [{}, {"images": ["cG5n"], "mask": "cG5n"}])
+def test_no_text_of_a_request_is_run_by_a_shown_command(
+    page: Page, address: str, tmp_path: Path, kind: str, files: dict[str, Any]
+) -> None:
+    """Runs the command with programs in place of curl and grpcurl that write the message they would send."""
+    program = '#!/bin/bash\nuntil [ "$1" = -d ]; do shift; done\ncase "$2" in @*) cat ;; *) printf %s "$2" ;; esac\n'
+    for name in ("curl", "grpcurl"):
+        (tmp_path / name).write_text(program)
+        (tmp_path / name).chmod(0o755)
+    for name in ("picture.png", "mask.png"):
+        (tmp_path / name).write_bytes(b"png")
+    open_panel(page, address, "models")
+    request = {"model": HOSTILE, "texts": [HOSTILE], HOSTILE: 1, "constructor": "a", **files}
+    command = page.evaluate(SHOWN, [kind, {"service": "A", "method": "ClassifyImage", "request": request}])
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    run = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(run.stdout) == request
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        ("Python", "ClassifyTokens", {"pages": [{"words": [HOSTILE], "a=print()": None, "b": 1}]}, "Page("),
+        ("Python", "GenerateText", {"prompts": [HOSTILE], "parameters": {"sampling": {"seed": "007"}}}, "seed=7,"),
+        ("Python", "GenerateText", {"parameters": {"sampling": {"seed": str(2**64 - 1)}}}, f"seed={2**64 - 1}"),
+        ("OpenAI", "GenerateText", {"prompts": [HOSTILE], "parameters": {"sampling": {"seed": "1e2"}}}, "seed=100,"),
+    ],
+)
+def test_no_text_of_a_request_is_code_in_a_shown_program(
+    page: Page, address: str, shown: tuple[str, str, dict[str, Any], str]
+) -> None:
+    """Each a kind of command, a method, its fields, and a part of the program."""
+    kind, method, fields, told = shown
+    open_panel(page, address, "models")
+    request = {"model": HOSTILE, **fields}
+    program = page.evaluate(SHOWN, [kind, {"service": "A", "method": method, "request": request}])
+    called = [ast.unparse(node.func) for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
+    clients = ["client.classify_tokens", "client.generate_text", "client.completions.create"]
+    assert set(called) <= {"Client", "OpenAI", "Page", "print", *clients}
+    assert told in program
+
+
 def test_what_was_written_chosen_and_answered_is_there_when_a_panel_is_opened_again(page: Page, address: str) -> None:
     open_panel(page, address, "classify")
     texts = page.locator("main textarea").first
@@ -541,6 +600,83 @@ def test_inputs_pictures_and_masks_survive_a_reload(page: Page, address: str, tm
     assert page.evaluate("Object.values(sessionStorage).join('').length") < 3 * 2**20
 
 
+@pytest.mark.parametrize("kept", ["{}", "5", "[1]", "no JSON", '[["painted", "5"], ["turns", "[null]"]]'])
+def test_kept_inputs_of_another_form_are_forgotten(page: Page, address: str, kept: str) -> None:
+    page.goto(address)
+    page.evaluate(
+        """(kept) => {
+            for (const panel of ["draw", "generate"]) sessionStorage.setItem(`headway-form:${panel}`, kept);
+            const picture = JSON.stringify([{ name: "a.png", url: "data:image/png,%" }]);
+            for (const one of [kept, picture]) sessionStorage.setItem("headway-pictures:draw:picture", one);
+        }""",
+        kept,
+    )
+    for panel in ("draw", "generate"):
+        go_to(page, panel)
+        expect(page.locator("main form button.primary")).to_be_enabled()
+    assert page.evaluate("sessionStorage.getItem('headway-pictures:draw:picture')") is None
+
+
+@pytest.mark.parametrize("way", ["the button", "another picture"])
+def test_a_cleared_mask_stays_cleared(page: Page, address: str, tmp_path: Path, way: str) -> None:
+    for name in ("one.png", "two.png"):
+        Image.new("RGB", (60, 40), (90, 140, 220)).save(tmp_path / name)
+    open_panel(page, address, "draw")
+    page.get_by_text("Edit an image").click()
+    page.get_by_label("Picture").set_input_files(tmp_path / "one.png")
+    page.get_by_label("Boxes to inpaint").fill("10,10,40,30")
+    page.locator(".overlay").click()
+    expect(page.get_by_label("Strength")).to_have_value("1")
+    if way == "the button":
+        page.get_by_role("button", name="Clear the mask").click()
+    else:
+        page.get_by_label("Picture").set_input_files(tmp_path / "two.png")
+    for _ in range(2):
+        expect(page.locator(".overlay")).to_be_visible()
+        expect(page.get_by_label("Strength")).to_have_value("0.8")
+        expect(page.get_by_label("Boxes to inpaint")).to_have_value("")
+        assert page.locator("[name=painted]").input_value() == "[]"
+        if way == "the button":
+            page.reload()
+
+
+@pytest.mark.parametrize("panel", ["segment", "draw"])
+def test_the_picture_that_was_chosen_last_is_the_one_that_counts(
+    page: Page, address: str, tmp_path: Path, panel: str
+) -> None:
+    Image.new("RGB", (60, 40), (90, 140, 220)).save(tmp_path / "photo.png")
+    open_panel(page, address, panel)
+    page.evaluate(
+        """async (bytes) => {
+            const { give } = await import("/images.js");
+            const input = document.querySelector("input[type=file]");
+            const content = Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0));
+            for (const part of [content, content.slice(0, 20), content]) give(input, [new File([part], "a.png")]);
+        }""",
+        base64.b64encode((tmp_path / "photo.png").read_bytes()).decode(),
+    )
+    expect(page.locator(".overlay")).to_be_visible()
+    if panel == "segment":
+        page.get_by_label("Points inside").fill("20,20")
+    answer(page)
+    expect(page.locator(".problem")).to_have_count(0)
+    page.get_by_text("The call of this panel").click()
+    expect(page.locator(".commands code").first).to_contain_text("picture.png")
+
+
+def test_a_model_that_tells_nothing_of_itself_has_every_panel(page: Page, address: str) -> None:
+    told = ("description", "maxInputTokenCount", "maxTokenCount", "labels", "embeddingDimension")
+
+    def without(route: Route) -> None:
+        models = route.fetch().json()["models"]
+        route.fulfill(json={"models": [{name: one[name] for name in one if name not in told} for one in models]})
+
+    page.route("**/ListModels", without)
+    for panel in PANELS:
+        open_panel(page, address, panel)
+        assert "undefined" not in page.locator("main").inner_html(), panel
+
+
 def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None:
     for panel in PANELS:
         if panel in (*WITHOUT_MODEL, "models", "server"):
@@ -551,6 +687,7 @@ def test_an_empty_answer_card_shows_an_example(page: Page, address: str) -> None
         expect(page.locator(".results .timings").first).to_be_attached(timeout=20_000)
         expect(page.locator("main form.call")).not_to_have_attribute("aria-busy", "true", timeout=20_000)
         expect(page.locator(".blank, .problem")).to_have_count(0)
+        expect(page.locator(".answers > div .commands code")).to_contain_text('"modelVersion":"1"')
 
 
 def test_every_panel_tells_a_limit_of_its_model(page: Page, address: str) -> None:
@@ -701,6 +838,20 @@ def test_a_picture_is_dropped_or_pasted_anywhere(page: Page, address: str, tmp_p
     assert page.get_by_label("Pictures").evaluate("(input) => [...input.files].map(({ name }) => name)") == ["sky.png"]
 
 
+def test_a_text_that_has_a_picture_too_is_pasted_into_a_field(page: Page, address: str) -> None:
+    open_panel(page, address, "caption")
+    taken = page.evaluate(
+        """() => ["#main", "main form input[type=text]"].map((place) => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text/plain", "a\\tb");
+            clipboardData.items.add(new File([], "cells.png", { type: "image/png" }));
+            const event = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData });
+            return !document.querySelector(place).dispatchEvent(event);
+        })"""
+    )
+    assert taken == [True, False]
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1100, "light")])
 def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, width: int, scheme: str) -> None:
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, bypass_csp=True)
@@ -714,6 +865,10 @@ def test_every_panel_is_accessible_and_fits(browser: Browser, address: str, widt
         if panel in ("translate", "classify", "tag", "generate"):
             look_into(page)
         assert is_accessible_and_fits(page), panel
+        for other in WIDTHS:
+            page.set_viewport_size({"width": other, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= other, (panel, other)
+        page.set_viewport_size({"width": width, "height": 800})
     context.close()
 
 
@@ -993,3 +1148,11 @@ def test_a_server_that_wants_keys_gets_one(page: Page, topics: Path, tmp_path: P
         environment = os.environ | {"HEADWAY_API_KEY": key}
         run = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=True)
         assert '"Business"' in run.stdout
+        page.get_by_label("Texts", exact=True).fill("What only this key may see")
+        for given, told in ((f"{key}x", "API key needed"), (key, "1 model")):
+            page.get_by_role("button", name="API key").click()
+            page.get_by_label("Key", exact=True).fill(given)
+            page.get_by_role("button", name="Use").click()
+            expect(page.locator("#status")).to_have_text(told)
+        expect(page.get_by_label("Texts", exact=True)).to_have_value(re.compile("^The central bank"))
+        assert "only this key" not in page.evaluate("JSON.stringify({ ...sessionStorage })")

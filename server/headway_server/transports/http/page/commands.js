@@ -5,28 +5,44 @@ import { copied, element, newId } from "./dom.js";
 
 const GRPC = `${address.hostname}:${document.querySelector('meta[name="grpc-port"]').content}`;
 const IS_ENCRYPTED = address.protocol === "https:";
-const FILES = { image: "picture.png", images: "picture.png", mask: "mask.png", audios: "audio.wav", frames: "frame.png" };
-const MARK = "\uE000"; // on both sides of a file's name within a text
-const MARKED = new RegExp(`${MARK}(.*?)${MARK}`, "g");
+const FILES = new Map(Object.entries({ image: "picture.png", images: "picture.png", mask: "mask.png", audios: "audio.wav", frames: "frame.png" }));
 
-/** Returns a message with the names of files in place of their contents. */
+/** A file in place of its contents. */
+class Named {
+  constructor(name) {
+    this.name = name;
+  }
+}
+
+/** Returns a message with files in place of their contents. */
 function filed(value, file) {
-  if (typeof value === "string") return file ? MARK + file + MARK : value;
+  if (typeof value === "string") return file ? new Named(file) : value;
   if (Array.isArray(value)) return value.map((each, index) => filed(each, value.length > 1 ? file?.replace(".", `-${index + 1}.`) : file));
   if (!value || typeof value !== "object") return value;
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, filed(each, FILES[name])]));
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, filed(each, FILES.get(name))]));
 }
 
 function quoted(text) {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }
 
+function hasFiles(value) {
+  return value instanceof Named || (value !== null && typeof value === "object" && Object.values(value).some(hasFiles));
+}
+
+/** Returns a message as JSON in a here-document, where the shell reads the files. */
+function expanded(value) {
+  if (value instanceof Named) return `"$(base64 < ${value.name} | tr -d '\\n')"`;
+  if (Array.isArray(value)) return `[${value.map(expanded).join(",")}]`;
+  if (value === null || typeof value !== "object") return JSON.stringify(value).replaceAll(/[\\$`]/g, "\\$&");
+  const given = Object.entries(value).filter(([, each]) => each !== undefined);
+  return `{${given.map(([name, each]) => `${expanded(name)}:${expanded(each)}`).join(",")}}`;
+}
+
 /** Returns a message as an argument of a shell's command, and what follows the command: `input`, if it has files. */
 function argument(message, input) {
-  const text = JSON.stringify(filed(message));
-  if (!text.includes(MARK)) return [quoted(text), ""];
-  const content = text.replaceAll(/[\\$`]/g, "\\$&").replaceAll(MARKED, "$(base64 < $1 | tr -d '\\n')");
-  return [input, ` <<END\n${content}\nEND`];
+  const content = filed(message);
+  return hasFiles(content) ? [input, ` <<END\n${expanded(content)}\nEND`] : [quoted(JSON.stringify(message)), ""];
 }
 
 function curl({ service, method, request, whole }) {
@@ -51,10 +67,12 @@ class Code {
 
 function literal(value) {
   if (value instanceof Code) return value.text;
+  if (value instanceof Named) return literal(value.name);
+  if (value === null) return "None";
   if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
   if (typeof value === "boolean") return value ? "True" : "False";
   if (value && typeof value === "object") return `{${Object.entries(value).map(([name, each]) => `${literal(name)}: ${literal(each)}`).join(", ")}}`;
-  return JSON.stringify(value).replaceAll(MARK, "");
+  return JSON.stringify(value);
 }
 
 function snake(name) {
@@ -65,10 +83,15 @@ function isGiven(value) {
   return value !== undefined && value !== "" && value !== false && !(Array.isArray(value) && !value.length) && !/_UNSPECIFIED$/.test(value);
 }
 
+/** Writes an argument; one that has no name of Python's stands in a dictionary. */
+function argumentOf(name, value) {
+  return /^[A-Za-z_]\w*$/.test(name) ? `${name}=${literal(value)}` : `**{${literal(name)}: ${literal(value)}}`;
+}
+
 /** Writes a call of a function, with an argument per line if they are many. */
 function written(name, positional, options) {
   const given = Object.entries(options).filter(([, value]) => isGiven(value));
-  const all = [...positional.map(literal), ...given.map(([option, value]) => `${option}=${literal(value)}`)];
+  const all = [...positional.map(literal), ...given.map(([option, value]) => argumentOf(option, value))];
   const line = all.join(", ");
   return line.length + name.length <= 90 ? `${name}(${line})` : `${name}(\n${all.map((each) => `    ${each},\n`).join("")})`;
 }
@@ -79,7 +102,7 @@ function only(list) {
 
 /** Values of the protocol as the client has them. */
 const CONVERTED = {
-  seed: (value) => new Code(value), // 64 bits, a text in JSON
+  seed: (value) => new Code(String(/^\d+$/.test(value) ? BigInt(value) : Number(value))), // 64 bits, a text in JSON
   sampler: (value) => value.replace("DIFFUSION_SAMPLER_", "").toLowerCase(),
   attention: ({ summary }) => (isGiven(summary) ? summary.replace("ATTENTION_SUMMARY_", "").toLowerCase() : undefined),
   logProbabilities: ({ topTokenCount }) => topTokenCount,
@@ -154,7 +177,7 @@ function opened(file) {
 const OPENAI = {
   GenerateText({ prompts, conversations, ...given }) {
     const { maxNewTokens, temperature, topP, topK, minP, seed, repetitionPenalty, presencePenalty, frequencyPenalty, stopStrings, jsonSchema, regex, choices } = given;
-    const common = { max_tokens: maxNewTokens, temperature, top_p: topP, seed: seed && new Code(seed), presence_penalty: presencePenalty, frequency_penalty: frequencyPenalty, stop: stopStrings };
+    const common = { max_tokens: maxNewTokens, temperature, top_p: topP, seed: seed && CONVERTED.seed(seed), presence_penalty: presencePenalty, frequency_penalty: frequencyPenalty, stop: stopStrings };
     const more = { top_k: topK, min_p: minP, repetition_penalty: repetitionPenalty, guided_json: jsonSchema, guided_regex: regex, guided_choice: choices };
     if (!conversations) return ["completions.create", { prompt: prompts[0], ...common }, more, "print(answer.choices[0].text)"];
     const part = ({ image, text }) => (image ? { type: "image_url", image_url: { url: "data:image/png;base64,..." } } : { type: "text", text });
@@ -165,11 +188,11 @@ const OPENAI = {
   GenerateImage({ prompt = "", imageCount, image, mask, negativePrompt, stepCount, guidanceScale, sampler, seed, strength }) {
     const own = { prompt, n: imageCount, image: image && opened(image), mask: mask && opened(mask) };
     const named = sampler && isGiven(sampler) ? CONVERTED.sampler(sampler) : undefined;
-    const more = { negative_prompt: negativePrompt, step_count: stepCount, guidance_scale: guidanceScale, sampler: named, seed: seed && new Code(seed), strength };
+    const more = { negative_prompt: negativePrompt, step_count: stepCount, guidance_scale: guidanceScale, sampler: named, seed: seed && CONVERTED.seed(seed), strength };
     return [image ? "images.edit" : "images.generate", own, more, 'Path("drawing.png").write_bytes(b64decode(answer.data[0].b64_json))'];
   },
   SynthesizeSpeech({ texts, voice, temperature, topK, topP, minP, seed, maxDurationSeconds }) {
-    const more = { temperature, top_k: topK, top_p: topP, min_p: minP, seed: seed && new Code(seed), max_duration_seconds: maxDurationSeconds };
+    const more = { temperature, top_k: topK, top_p: topP, min_p: minP, seed: seed && CONVERTED.seed(seed), max_duration_seconds: maxDurationSeconds };
     return ["audio.speech.create", { input: texts[0], voice: voice ?? new Code('""'), response_format: "wav" }, more, 'answer.write_to_file("speech.wav")'];
   },
   TranscribeSpeech: ({ audios, language }) => ["audio.transcriptions.create", { file: opened(audios[0]), language }, {}, "print(answer.text)"],

@@ -107,7 +107,7 @@ export function language(code) {
 const READS_NO_TEXT = ["captioning", "transcription", "ctc_transcription"];
 
 /** Returns a model's limits in one line; its description if it tells none. */
-function limits({ description, maxInputTokenCount, maxTokenCount, labels, embeddingDimension, task }) {
+function limits({ description = "", maxInputTokenCount, maxTokenCount, labels, embeddingDimension, task }) {
   const kind = { image_generation: "classes", speech_synthesis: "voices" }[task] ?? "labels";
   const told = [
     maxInputTokenCount && !READS_NO_TEXT.includes(task) && `reads up to ${written(maxInputTokenCount)} tokens`,
@@ -125,7 +125,7 @@ export function modelChoice(models, onchange) {
   const tell = () => {
     const model = chosen(select, models);
     about.textContent = limits(model);
-    about.title = model.description;
+    about.title = model.description ?? "";
   };
   const select = choice(
     models.map((model) => [`${model.name}/${model.version}`, `${model.name} (${model.version})`]),
@@ -149,6 +149,12 @@ export function modelField(select) {
 /** Returns the chosen model. */
 export function chosen(select, models) {
   return models.find((model) => `${model.name}/${model.version}` === select.value);
+}
+
+/** Returns the fields of a request that name the chosen model. */
+export function addressed(select, models) {
+  const { name, version } = chosen(select, models);
+  return { model: name, modelVersion: version };
 }
 
 /** Returns the page's display of an error. */
@@ -209,7 +215,11 @@ addEventListener("drop", (event) => {
   event.preventDefault(); // a file that no input takes is not opened in place of the page
   takeFiles(event, event.dataTransfer.files);
 });
-addEventListener("paste", (event) => takeFiles(event, event.clipboardData?.files ?? []));
+addEventListener("paste", (event) => {
+  const { files = [], types = [] } = event.clipboardData ?? {};
+  const isText = types.includes("text/plain") && event.target.matches?.("textarea, input:not([type=file])");
+  if (!isText) takeFiles(event, files); // a spreadsheet's cells are a text and a picture
+});
 
 /**
  * A form that makes one call at a time.

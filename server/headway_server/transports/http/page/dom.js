@@ -39,6 +39,16 @@ export function steppable(row) {
   return row;
 }
 
+/** Returns a list that is written as JSON; an empty one for any other text. */
+export function listOf(json) {
+  try {
+    const read = JSON.parse(json);
+    return Array.isArray(read) ? read : [];
+  } catch {
+    return [];
+  }
+}
+
 let lastId = 0;
 
 /** Returns an id that no other element has. */

@@ -57,24 +57,32 @@ export function pointed() {
   const image = picture({ alt: "" });
   const node = element("div", { class: "overlay pointed", hidden: true }, image, canvas, marks);
   return {
+    file: null, // the latest, if it is a picture
     node,
     canvas,
     image,
     marks,
     /** Pixels of the picture to a pixel of the screen. */
     scale: () => canvas.width / (image.clientWidth || canvas.width),
-    /** Shows a file below an empty canvas; none hides the picture. */
-    async take(file) {
+    /** Shows a file below an empty canvas; none hides the picture. Returns true if it is shown and still the latest. */
+    async take(file = null) {
       URL.revokeObjectURL(image.src);
       node.hidden = true;
-      if (!file) return;
-      image.src = URL.createObjectURL(file);
+      image.removeAttribute("src");
+      this.file = file;
+      if (!file) return false;
+      const url = URL.createObjectURL(file);
+      image.src = url;
       image.alt = file.name;
-      await image.decode().catch(() => {
+      const isImage = await image.decode().then(() => true, () => false);
+      if (image.src !== url) return false; // another was taken meanwhile
+      if (!isImage) {
+        this.file = null;
         throw new CallError("invalid_argument", "The browser cannot read this as an image.");
-      });
+      }
       node.hidden = false;
       this.clear();
+      return true;
     },
     clear() {
       canvas.width = image.naturalWidth;

@@ -1,4 +1,5 @@
 // What was entered in a panel's form, kept in the tab's session storage for a reload, within bounds.
+// An entry of another form is removed: another version of the page may have written it.
 
 import { give } from "./images.js";
 
@@ -16,11 +17,13 @@ function write(key, value) {
   }
 }
 
-function read(key) {
+/** Gives an entry to `take`. */
+function recall(key, take) {
   try {
-    return JSON.parse(sessionStorage.getItem(key) ?? "null");
+    const kept = sessionStorage.getItem(key);
+    if (kept) take(JSON.parse(kept));
   } catch {
-    return null;
+    write(key, null);
   }
 }
 
@@ -74,15 +77,21 @@ function put(control, value) {
   for (const kind of ["input", "change"]) control.dispatchEvent(new Event(kind)); // which the form does not hear
 }
 
+/** Removes what was kept of all forms. */
+export function forget() {
+  for (const key of Object.keys(sessionStorage)) if (key.startsWith(FORMS) || key.startsWith(PICTURES)) write(key, null);
+}
+
 /** Fills a form with what was kept of it, and keeps its inputs from now on. */
 export function remember(form, id) {
-  for (const [name, value] of read(FORMS + id) ?? []) {
-    const control = form.elements.namedItem(name); // found anew: a choice may have changed the fields after it
-    if (control?.name) put(control, value);
-  }
+  recall(FORMS + id, (fields) => {
+    for (const [name, value] of fields) {
+      const control = form.elements.namedItem(name); // found anew: a choice may have changed the fields after it
+      if (control?.name) put(control, value);
+    }
+  });
   for (const input of [...form.elements].filter(isPictures)) {
-    const files = read(`${PICTURES}${id}:${input.name}`);
-    if (files) give(input, files.map(fileOf), { isKept: true });
+    recall(`${PICTURES}${id}:${input.name}`, (files) => give(input, files.map(fileOf), { isKept: true }));
   }
   for (const kind of ["input", "change"]) {
     form.addEventListener(kind, ({ target, detail }) => {

@@ -3,7 +3,7 @@
 import { call, key } from "./api.js";
 import { problem } from "./controls.js";
 import { element, repeat, show, steppable } from "./dom.js";
-import { remember } from "./memory.js";
+import { forget, remember } from "./memory.js";
 import { answer } from "./panels/answer.js";
 import { attention } from "./panels/attention.js";
 import { caption } from "./panels/caption.js";
@@ -133,7 +133,9 @@ function say(state, text) {
 
 async function look() {
   try {
+    const asking = key.get();
     const answer = await call("ModelService", "ListModels", {});
+    if (asking !== key.get()) return;
     const models = answer.models ?? [];
     say("up", models.length === 1 ? "1 model" : `${models.length} models`);
     if (names(models) === names(served)) return;
@@ -154,13 +156,18 @@ function askForKey() {
   dialog.addEventListener(
     "close",
     () => {
-      if (dialog.returnValue !== "save") return;
-      key.set(value.value.trim());
+      const given = value.value.trim();
+      if (dialog.returnValue !== "save" || given === key.get()) return;
+      key.set(given);
+      for (const one of kept.values()) one.close();
+      kept.clear();
+      forget(); // another key may be another person's
       served = null;
       look();
     },
     { once: true },
   );
+  dialog.returnValue = ""; // Escape leaves it as it is
   dialog.showModal();
 }
 

@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, number, textArea, timings } from "../controls.js";
+import { addressed, caller, field, modelChoice, modelField, number, textArea, timings } from "../controls.js";
 import { characters, element, refill, show } from "../dom.js";
 
 const EXAMPLE =
@@ -41,7 +41,7 @@ export const answer = {
         service: "QuestionAnsweringService",
         method: "AnswerQuestion",
         request: {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           questions: [question.value],
           contexts: [context.value],
           noAnswerThreshold: threshold.given(),

@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { caller, choice, chosen, field, language, modelChoice, modelField, number, timings } from "../controls.js";
+import { addressed, caller, choice, chosen, field, language, modelChoice, modelField, number, timings } from "../controls.js";
 import { characters, element, show } from "../dom.js";
 import { ship } from "../examples.js";
 import { base64, give, picture } from "../images.js";
@@ -89,7 +89,7 @@ export const caption = {
       async prepare() {
         if (!input.files.length) throw new CallError("invalid_argument", "Choose an image first.");
         const request = {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           images: [await base64(input.files[0])],
           parameters: { beamSize: beams.given(), hypothesisCount: hypotheses.given() },
           includeAttention: true,

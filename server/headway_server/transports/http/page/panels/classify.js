@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
@@ -22,9 +22,9 @@ export const classify = {
       label: "Classify",
       example: () => refill(texts, EXAMPLE),
       prepare() {
-        const { name, labels = [] } = chosen(model, served);
+        const { labels = [] } = chosen(model, served);
         const lines = texts.value.split("\n").filter((line) => line.trim());
-        const request = { model: name, texts: lines, topK: Math.min(MOST_LABELS, labels.length) };
+        const request = { ...addressed(model, served), texts: lines, topK: Math.min(MOST_LABELS, labels.length) };
         return { service: "TextClassificationService", method: "ClassifyText", request };
       },
       async run(prepared, signal, output) {

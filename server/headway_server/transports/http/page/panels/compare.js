@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
@@ -53,7 +53,7 @@ export const compare = {
         service: "EmbeddingService",
         method: "EmbedText",
         request: {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           texts: texts.value.split("\n").filter((line) => line.trim()).slice(0, 24),
           normalize: true,
         },

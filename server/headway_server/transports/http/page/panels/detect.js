@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, number, problem, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, number, problem, timings } from "../controls.js";
 import { drawn, element, show } from "../dom.js";
 import { balloon } from "../examples.js";
 import { base64, give, pointed } from "../images.js";
@@ -28,7 +28,6 @@ export const detect = {
   lead: "Finds objects in an image and draws a box around each.",
   capabilities: ["detect_object"],
   open(place, served) {
-    let file = null;
     const model = modelChoice(served, suggest);
     const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
     const threshold = number({ min: 0, max: 1, step: 0.05 });
@@ -44,12 +43,11 @@ export const detect = {
     }
 
     async function take({ detail }) {
-      [file] = input.files;
-      await picture.take(file).catch((error) => {
-        file = null;
+      try {
+        if ((await picture.take(input.files[0])) && !detail?.isKept) form.submit();
+      } catch (error) {
         show(form.output, problem(error));
-      });
-      if (file && !detail?.isKept) form.submit();
+      }
     }
 
     const form = caller({
@@ -67,13 +65,13 @@ export const detect = {
         return true;
       },
       async prepare() {
-        if (!file) throw new CallError("invalid_argument", "Choose an image first.");
+        if (!picture.file) throw new CallError("invalid_argument", "Choose an image first.");
         return {
           service: "ObjectDetectionService",
           method: "DetectObjects",
           request: {
-            model: chosen(model, served).name,
-            images: [await base64(file)],
+            ...addressed(model, served),
+            images: [await base64(picture.file)],
             threshold: threshold.given(),
             nmsThreshold: overlap.given(),
             labels: labels.value.split(",").map((one) => one.trim()).filter(Boolean),

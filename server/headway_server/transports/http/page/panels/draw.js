@@ -1,6 +1,6 @@
 import { call, CallError, stream } from "../api.js";
-import { caller, choice, chosen, field, modelChoice, modelField, number, problem, slider, textArea, timings } from "../controls.js";
-import { element, enter, show } from "../dom.js";
+import { addressed, caller, choice, chosen, field, modelChoice, modelField, number, problem, slider, textArea, timings } from "../controls.js";
+import { element, enter, listOf, show } from "../dom.js";
 import { base64, fromBase64, give, picture as pictureOf, places, pointed } from "../images.js";
 
 const DEFAULT_STEPS = 20; // the protocol's
@@ -22,7 +22,6 @@ const SAMPLERS = [
 
 /** An image to edit, which is the `stage`, and its mask: `request()` has the fields of both, and the strength. */
 function ground(say) {
-  let file = null;
   let strokes = []; // {width, points} in pixels of the picture
   let wasMasked = false;
   const picture = pointed();
@@ -34,7 +33,7 @@ function ground(say) {
     name: "painted",
     value: "[]",
     onchange: () => {
-      strokes = JSON.parse(painted.value);
+      strokes = listOf(painted.value).filter((one) => one?.points?.length);
     },
   }); // the strokes, to be kept
   const strength = slider("Strength", { min: 0.05, max: 1, step: 0.05, value: STRENGTH });
@@ -56,22 +55,15 @@ function ground(say) {
 
   async function take({ detail }) {
     more.hidden = true;
-    file = null;
-    const [chosenFile] = input.files;
+    if (detail?.isKept) wasMasked = isMasked(); // the strength was kept too
+    else clear();
     try {
-      await picture.take(chosenFile);
+      if (!(await picture.take(input.files[0]))) return;
     } catch (error) {
       say(error);
       return;
     }
-    if (!chosenFile) return;
-    file = chosenFile;
     more.hidden = false;
-    if (!detail?.isKept) {
-      clear();
-      return;
-    }
-    wasMasked = isMasked(); // the strength was kept too
     repaint();
   }
 
@@ -81,9 +73,9 @@ function ground(say) {
 
   function clear() {
     strokes = [];
-    enter(painted, "[]");
     boxes.value = "";
     repaint();
+    enter(painted, "[]"); // keeps the form as it is now
   }
 
   function line(context, { width, points }, colour) {
@@ -154,8 +146,8 @@ function ground(say) {
       more,
     ),
     async request() {
-      if (!file) return { edit: {}, parameters: {} };
-      const edit = { image: await base64(file) };
+      if (!picture.file) return { edit: {}, parameters: {} };
+      const edit = { image: await base64(picture.file) };
       if (isMasked()) edit.mask = await base64(await mask());
       return { edit, parameters: { strength: Number(strength.input.value) } };
     },
@@ -177,7 +169,8 @@ export const draw = {
       for (const name of Object.keys(words)) {
         words[name] = labels.length ? choice([["", "Unconditional"], ...labels.map((label) => [label, label])]) : textArea("", 2);
       }
-      const hint = labels.length ? undefined : `At most ${maxInputTokenCount} tokens; empty: unconditional`;
+      const most = maxInputTokenCount ? `At most ${maxInputTokenCount} tokens; empty` : "Empty";
+      const hint = labels.length ? undefined : `${most}: unconditional`;
       show(prompts, field("Prompt", words.prompt, hint), field("Negative prompt", words.negativePrompt, "For guidance away from it"));
     };
     const model = modelChoice(served, offer);
@@ -237,7 +230,7 @@ export const draw = {
       async prepare() {
         const { edit, parameters } = await over.request();
         const whole = {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           prompt: words.prompt.value.trim() || undefined,
           negativePrompt: words.negativePrompt.value.trim() || undefined,
           parameters: {

@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, bars, caller, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, refill, show } from "../dom.js";
 
 const EXAMPLE = "The old sailor told a [MASK] about the [MASK].";
@@ -22,7 +22,7 @@ export const fill = {
         service: "MaskFillingService",
         method: "FillMask",
         request: {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           texts: [text.value],
           targets: targets.value.split(",").filter((one) => one.trim()),
         },

@@ -1,6 +1,6 @@
 import { CallError, stream } from "../api.js";
-import { caller, check, choice, chosen, expect, field, modelChoice, modelField, number, sampling, textArea } from "../controls.js";
-import { element, enter, refill, show, steppable, written } from "../dom.js";
+import { addressed, caller, check, choice, chosen, expect, field, modelChoice, modelField, number, sampling, textArea } from "../controls.js";
+import { element, enter, listOf, refill, show, steppable, written } from "../dom.js";
 import { base64, give } from "../images.js";
 import { looked } from "../viewer.js";
 
@@ -100,7 +100,7 @@ export const generate = {
 
     /** Shows the turns that were kept before a reload. */
     function recall() {
-      turns.push(...JSON.parse(said.value || "[]"));
+      turns.push(...listOf(said.value).filter((one) => one?.role));
       show(form.output, ...turns.map(({ role, content, parts = [] }) => (role === "ROLE_USER" ? asked(content, parts) : element("p", { class: "turn assistant" }, content))));
     }
 
@@ -149,7 +149,7 @@ export const generate = {
       label: "Generate",
       example: () => refill(prompt, isChat.box.checked ? MESSAGE : EXAMPLE),
       async prepare() {
-        const common = { model: chosen(model, served).name, parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
+        const common = { ...addressed(model, served), parameters: parameters(), logProbabilities: { topTokenCount: NUM_ALTERNATIVES } };
         const call = { service: "GenerationService", method: "StreamGenerateText" };
         if (!isChat.box.checked) return { ...call, request: { ...common, prompt: prompt.value }, whole: { ...common, prompts: [prompt.value] } };
         if (!prompt.value.trim()) throw new CallError("invalid_argument", "Write a message first.");

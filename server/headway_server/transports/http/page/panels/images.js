@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { ship } from "../examples.js";
 import { base64, give, picture } from "../images.js";
@@ -84,11 +84,11 @@ export const images = {
       },
       async prepare() {
         if (!files.length) throw new CallError("invalid_argument", "Choose an image first.");
-        const { name, labels: known = [] } = chosen(model, served);
+        const { labels: known = [] } = chosen(model, served);
         const candidateLabels = own.value.split(",").map((label) => label.trim()).filter(Boolean);
         const labels = candidateLabels.length ? candidateLabels : known;
         if (!labels.length) throw new CallError("invalid_argument", "This model has no labels: enter some.");
-        const request = { model: name, images: await Promise.all(files.map(base64)), topK: Math.min(MOST_LABELS, labels.length) };
+        const request = { ...addressed(model, served), images: await Promise.all(files.map(base64)), topK: Math.min(MOST_LABELS, labels.length) };
         if (candidateLabels.length) request.candidateLabels = candidateLabels;
         return { service: "ImageClassificationService", method: "ClassifyImage", request };
       },

@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, problem, slider, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, problem, slider, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { ship } from "../examples.js";
 import { base64, give, pointed } from "../images.js";
@@ -29,7 +29,6 @@ export const maps = {
   lead: "Draws over an image what each of its pixels shows, or how far away it is.",
   capabilities: ["classify_pixels", "estimate_depth"],
   open(place, served) {
-    let file = null;
     const model = modelChoice(served, suggest);
     const input = element("input", { type: "file", accept: "image/*", onchange: (event) => take(event) });
     const labels = element("input", { type: "text", autocomplete: "off" });
@@ -45,12 +44,11 @@ export const maps = {
     }
 
     async function take({ detail }) {
-      [file] = input.files;
-      await picture.take(file).catch((error) => {
-        file = null;
+      try {
+        if ((await picture.take(input.files[0])) && !detail?.isKept) form.submit();
+      } catch (error) {
         show(form.output, problem(error));
-      });
-      if (file && !detail?.isKept) form.submit();
+      }
     }
 
     function fade() {
@@ -66,15 +64,15 @@ export const maps = {
         return true;
       },
       async prepare() {
-        if (!file) throw new CallError("invalid_argument", "Choose an image first.");
-        const { name, capabilities } = chosen(model, served);
+        if (!picture.file) throw new CallError("invalid_argument", "Choose an image first.");
+        const { capabilities } = chosen(model, served);
         const isDepth = capabilities.includes("estimate_depth");
         return {
           service: isDepth ? "DepthEstimationService" : "SemanticSegmentationService",
           method: isDepth ? "EstimateDepth" : "ClassifyPixels",
           request: {
-            model: name,
-            images: [await base64(file)],
+            ...addressed(model, served),
+            images: [await base64(picture.file)],
             labels: looked.hidden ? undefined : labels.value.split(",").map((one) => one.trim()).filter(Boolean),
           },
         };

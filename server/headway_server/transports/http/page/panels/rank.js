@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, bars, caller, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { element, refill, show } from "../dom.js";
 
 const QUERY = "Who won the match?";
@@ -35,7 +35,7 @@ export const rank = {
         service: "RankingService",
         method: "RankTexts",
         request: {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           queryText: query.value,
           texts: texts.value.split("\n").filter((line) => line.trim()),
         },

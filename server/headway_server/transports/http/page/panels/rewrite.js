@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, number, textArea, timings } from "../controls.js";
+import { addressed, caller, field, modelChoice, modelField, number, textArea, timings } from "../controls.js";
 import { element, refill, show } from "../dom.js";
 
 const EXAMPLE = "summarize: The lighthouse was built in 1851. A storm broke its lamp in the winter of 1862, and the keeper lit a fire on the roof until spring.";
@@ -30,7 +30,7 @@ export const rewrite = {
         service: "TextToTextService",
         method: "RewriteText",
         request: {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           texts: [text.value],
           parameters: { beamSize: beams.given(), hypothesisCount: hypotheses.given(), maxNewTokens: longest.given() },
           targetPrefixes: prefix.value.trim() ? [prefix.value] : undefined,

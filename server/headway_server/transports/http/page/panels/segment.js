@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, problem, timings } from "../controls.js";
+import { addressed, caller, field, modelChoice, modelField, problem, timings } from "../controls.js";
 import { drawn, element, enter, show, written } from "../dom.js";
 import { balloon } from "../examples.js";
 import { base64, give, places, pointed } from "../images.js";
@@ -55,7 +55,6 @@ export const segment = {
   lead: "Choose an image and click: a click is a point inside, shift-click outside, a drag makes a box.",
   capabilities: ["segment_image"],
   open(place, served) {
-    let file = null;
     let imageId = null;
     let taken = null; // the last picture: a promise
     let start = null; // where the mouse went down, in pixels of the image
@@ -82,17 +81,15 @@ export const segment = {
 
     function clear() {
       for (const each of [inside, outside, box]) enter(each, "");
-      if (file) wipe();
+      if (picture.file) wipe();
     }
 
     async function take({ detail }) {
-      [file, imageId] = [input.files[0], null];
+      imageId = null;
+      if (!detail?.isKept) clear();
       try {
-        await picture.take(file);
-        if (detail?.isKept) wipe();
-        else clear();
+        if (await picture.take(input.files[0])) wipe();
       } catch (error) {
-        file = null;
         show(form.output, problem(error));
       }
     }
@@ -178,7 +175,7 @@ export const segment = {
         enter(inside, balloon.star);
       },
       async prepare() {
-        if (!file) throw new CallError("invalid_argument", "Choose an image first.");
+        if (!picture.file) throw new CallError("invalid_argument", "Choose an image first.");
         const points = [
           ...places(inside.value, 2).map(([x, y]) => ({ x, y })),
           ...places(outside.value, 2).map(([x, y]) => ({ x, y, outside: true })),
@@ -186,12 +183,12 @@ export const segment = {
         const [sides] = places(box.value, 4);
         const prompt = { points };
         if (sides) prompt.box = { left: sides[0], top: sides[1], right: sides[2], bottom: sides[3] };
-        const { name } = chosen(model, served);
+        const named = addressed(model, served);
         if (!imageId) {
-          const prepared = await call("ImageService", "PrepareImage", { model: name, images: [await base64(file)] });
+          const prepared = await call("ImageService", "PrepareImage", { ...named, images: [await base64(picture.file)] });
           imageId = prepared.results[0].imageId;
         }
-        return { service: "SegmentationService", method: "SegmentImage", request: { model: name, image: "picture", prompts: [prompt] } };
+        return { service: "SegmentationService", method: "SegmentImage", request: { ...named, image: "picture", prompts: [prompt] } };
       },
       async run(prepared, signal, output) {
         let answer;

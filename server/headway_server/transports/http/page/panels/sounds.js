@@ -1,6 +1,6 @@
 import { call, CallError } from "../api.js";
 import { wav } from "../audio.js";
-import { bars, caller, check, chosen, field, modelChoice, modelField, timings } from "../controls.js";
+import { addressed, bars, caller, check, chosen, field, modelChoice, modelField, timings } from "../controls.js";
 import { duration, element, show } from "../dom.js";
 import { tone } from "../examples.js";
 import { base64, give } from "../images.js";
@@ -29,9 +29,9 @@ export const sounds = {
         const [file] = input.files;
         if (!file) throw new CallError("invalid_argument", "Choose a file first.");
         const isRead = /(wav|wave|x-wav|flac|ogg|mpeg|mp3)$/.test(file.type);
-        const { name, labels = [] } = chosen(model, served);
+        const { labels = [] } = chosen(model, served);
         const request = {
-          model: name,
+          ...addressed(model, served),
           audios: [await base64(isRead ? file : await wav(file))],
           topK: Math.min(MOST_LABELS, labels.length),
           truncate: cut.box.checked,

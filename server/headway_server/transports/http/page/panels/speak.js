@@ -1,6 +1,6 @@
 import { stream } from "../api.js";
 import { player, wavOf } from "../audio.js";
-import { caller, choice, chosen, field, modelChoice, modelField, number, sampling, textArea, timings } from "../controls.js";
+import { addressed, caller, choice, chosen, field, modelChoice, modelField, number, sampling, textArea, timings } from "../controls.js";
 import { duration, element, refill, show } from "../dom.js";
 import { fromBase64 } from "../images.js";
 
@@ -41,7 +41,7 @@ export const speak = {
       example: () => refill(text, EXAMPLE),
       prepare() {
         const common = {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           voice: voice.value || undefined,
           parameters: { sampling: sampled.given(), maxDurationSeconds: longest.given() },
         };

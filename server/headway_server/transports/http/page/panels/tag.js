@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
+import { addressed, caller, chosen, field, modelChoice, modelField, textArea, timings } from "../controls.js";
 import { characters, element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
@@ -61,9 +61,8 @@ export const tag = {
       label: "Tag",
       example: () => refill(text, example()),
       prepare: () => {
-        const { name, ...one } = chosen(model, served);
-        const given = readsPages(one) ? { pages: [page(text.value)] } : { texts: [text.value] };
-        return { service: "TextClassificationService", method: "ClassifyTokens", request: { model: name, ...given } };
+        const given = readsPages(chosen(model, served)) ? { pages: [page(text.value)] } : { texts: [text.value] };
+        return { service: "TextClassificationService", method: "ClassifyTokens", request: { ...addressed(model, served), ...given } };
       },
       async run(prepared, signal, output) {
         const model_ = chosen(model, served);

@@ -1,6 +1,6 @@
 import { call, CallError } from "../api.js";
 import { record, wav } from "../audio.js";
-import { caller, check, choice, chosen, field, language, modelChoice, modelField, number, problem, timings } from "../controls.js";
+import { addressed, caller, check, choice, chosen, field, language, modelChoice, modelField, number, problem, timings } from "../controls.js";
 import { duration, element, show } from "../dom.js";
 import { base64, fromBase64, give } from "../images.js";
 
@@ -70,7 +70,7 @@ export const transcribe = {
     const voice = all.find((one) => one.capabilities.includes("synthesize_speech")); // which speaks the example
 
     async function example() {
-      const { results } = await call("SpeechService", "SynthesizeSpeech", { model: voice.name, texts: [EXAMPLE], parameters: { sampling: { seed: "1" } } });
+      const { results } = await call("SpeechService", "SynthesizeSpeech", { model: voice.name, modelVersion: voice.version, texts: [EXAMPLE], parameters: { sampling: { seed: "1" } } });
       give(input, [new File([fromBase64(results[0].audio)], "example.wav", { type: "audio/wav" })]);
       return true;
     }
@@ -96,7 +96,7 @@ export const transcribe = {
         if (!audio) throw new CallError("invalid_argument", "Record something, or choose a file first.");
         const isRead = /(wav|wave|x-wav|flac|ogg|mpeg|mp3)$/.test(audio.blob.type);
         const request = {
-          model: chosen(model, served).name,
+          ...addressed(model, served),
           audios: [await base64(isRead ? audio.blob : await wav(audio.blob))],
           parameters: { beamSize: beams.given() },
         };

@@ -1,5 +1,5 @@
 import { call } from "../api.js";
-import { caller, check, choice, chosen, field, language, modelChoice, modelField, number, textArea, timings } from "../controls.js";
+import { addressed, caller, check, choice, chosen, field, language, modelChoice, modelField, number, textArea, timings } from "../controls.js";
 import { characters, drawn, element, refill, show } from "../dom.js";
 import { looked } from "../viewer.js";
 
@@ -136,7 +136,7 @@ export const translate = {
         const model_ = chosen(model, served);
         const bySentences = split.box.checked;
         const request = {
-          model: model_.name,
+          ...addressed(model, served),
           texts: [text.value],
           parameters: { beamSize: beams.given(), hypothesisCount: bySentences ? 1 : hypotheses.given() },
           includeAlignment: !bySentences && !unaligned.has(model_),

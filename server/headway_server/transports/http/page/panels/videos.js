@@ -1,5 +1,5 @@
 import { call, CallError } from "../api.js";
-import { bars, caller, chosen, field, modelChoice, modelField, number, timings } from "../controls.js";
+import { addressed, bars, caller, chosen, field, modelChoice, modelField, number, timings } from "../controls.js";
 import { element, show } from "../dom.js";
 import { frames as exampleFrames } from "../examples.js";
 import { base64, give } from "../images.js";
@@ -61,9 +61,9 @@ export const videos = {
         const files = [...input.files].toSorted((one, other) => one.name.localeCompare(other.name, "en", { numeric: true }));
         if (!files.length) throw new CallError("invalid_argument", "Choose a video first.");
         const frames = files[0].type.startsWith("video/") ? await framesOf(files[0], Number(count.value) || 16) : files;
-        const { name, labels = [] } = chosen(model, served);
+        const { labels = [] } = chosen(model, served);
         const request = {
-          model: name,
+          ...addressed(model, served),
           frames: await Promise.all(frames.map((frame) => base64(frame))),
           topK: Math.min(MOST_LABELS, labels.length),
         };
