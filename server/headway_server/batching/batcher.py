@@ -14,7 +14,6 @@ N is the number of a call's items.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -38,6 +37,7 @@ from headway_server.observers import (
     current_call,
 )
 from headway_server.runtime import Session
+from headway_server.runtime.threads import Turns
 from headway_server.runtime.worker import Pending, Worker, run_error
 
 Result = TypeVar("Result")
@@ -159,7 +159,7 @@ class Batcher(Worker):
         self._queue = BatchQueue(budget, max_padding)  # guarded by the lock, as the counts below and the busy lanes
         self._num_taken = 0  # batches that were taken and have not run to their end
         self._is_gathering = False  # the event loop is busy and may submit more items
-        self._lanes = threading.Semaphore(self._num_lanes)
+        self._lanes = Turns(self._num_lanes)
 
     def usage(self) -> ModelUsage:
         """Returns the number of items waiting for a batch."""

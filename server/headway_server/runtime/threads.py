@@ -26,6 +26,28 @@ Result = TypeVar("Result")
 _log = structlog.get_logger(__name__)
 
 
+class Turns:
+    """Lets so many threads into its block at a time, in the order in which they came.
+
+    `threading.Semaphore` lets a thread that comes later overtake those that wait, for as long as others keep coming.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._num_come, self._num_allowed = 0, count
+
+    def __enter__(self) -> None:
+        with self._changed:
+            place = self._num_come
+            self._num_come += 1
+            self._changed.wait_for(lambda: place < self._num_allowed)
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._num_allowed += 1
+            self._changed.notify_all()
+
+
 class Heartbeat:
     """Measures for how long work has made no progress.
 

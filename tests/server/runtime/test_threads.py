@@ -6,7 +6,7 @@ import time
 import pytest
 import structlog
 
-from headway_server.runtime.threads import Heartbeat, close_together, join_threads
+from headway_server.runtime.threads import Heartbeat, Turns, close_together, join_threads
 
 
 @pytest.fixture
@@ -84,3 +84,23 @@ def test_several_things_are_closed_at_once():
     together = threading.Barrier(3, timeout=30)
     assert not close_together([*closers[:2], lambda: together.wait() < 0])
     assert close_together([]) is close_together([lambda: True]) is True
+
+
+def test_threads_take_turns_in_the_order_in_which_they_came():
+    turns, entered, waits = Turns(1), [], []
+
+    def wait():
+        waits.append(True)
+        with turns:
+            entered.append("waiting")
+
+    with turns:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while turns._num_come < 2:
+            time.sleep(0.001)
+    for _ in range(100):  # as a thread that runs one batch after another
+        with turns:
+            entered.append("next")
+    thread.join()
+    assert entered[0] == "waiting"
