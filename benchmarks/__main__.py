@@ -35,7 +35,9 @@ from benchmarks.worker import ROOT, ContestantError, Process, Worker, foreign_en
 from headway_server.runtime import usable_cores
 
 SCHEMA_VERSION = 2
-PRECISIONS = ("int8-static", "int8", "int4", "fp32")
+PRECISIONS = ("int8-static", "int8", "fp32")
+_PRECISIONS_OF_DECODERS = (*PRECISIONS, "int4")
+"""Those that an imported decoder can be asked for."""
 _ENCODERS = {
     "OpenVINO int8 by NNCF": "openvino openvino nncf f32",
     "OpenVINO bf16": "openvino openvino fp32 bf16",
@@ -291,9 +293,10 @@ def huggingface(
     task = huggingface_models.SIZES[model][0]
     with _Run(f"huggingface {task}", locals()) as run:
         _say(f"{model}: looked for, and imported if this code has not done so yet (minutes)")
-        others = [one for one in _chosen("precisions", precisions, PRECISIONS, exactly=True) if one != "fp32"]
+        known = _PRECISIONS_OF_DECODERS if task == "generation" else PRECISIONS
+        others = [one for one in _chosen("precisions", precisions, known, exactly=True) if one != "fp32"]
         imported = huggingface_models.import_model(model, ("fp32", *others))
-        run.serve_random(imported, num_slots=128 if task == "translation" else 32)
+        run.serve_random(imported, num_slots=128 if task == "translation" else 32, known=known)
         if task == "generation":
             run.cases.append(_prompts(imported, inputs.PROMPTS[0], new_tokens, count=4096))
         elif task == "translation":
@@ -365,14 +368,18 @@ class _Run:
         """Adds a contestant that a worker measures."""
         self.contestants.append(Measured(name=name, kind=kind, worker=worker, request=request, cases=cases))
 
-    def serve_random(self, model: RandomModel | ImportedModel, *, num_slots: int) -> str:
-        """Adds a server for each precision, and their bare loops; returns the address of the first server.
+    def serve_random(
+        self, model: RandomModel | ImportedModel, *, num_slots: int, known: Sequence[str] = PRECISIONS
+    ) -> str:
+        """Adds a server for each chosen precision of the known ones, and their bare loops.
+
+        Returns the address of the first server.
 
         Imported models have no bare loop.
         """
         threads, caller = str(self.threads), self.worker("caller")
         flags = ["--num-slots", str(num_slots), "--threads", threads, "--precision"]
-        precisions = _chosen("precisions", self.settings["precisions"], PRECISIONS, exactly=True)
+        precisions = _chosen("precisions", self.settings["precisions"], known, exactly=True)
         for name in precisions:
             server = self.servers[name] = self.stack.enter_context(running_server(ROOT, model.store, [*flags, name]))
             self.add(f"headway {name}, served", "served", caller, protocol="headway", address=server.address)

@@ -120,23 +120,24 @@ def import_model(name: str, precisions: Sequence[str] = _PRECISIONS) -> Imported
         with Worker("huggingface", environment=tree_environment(ROOT)) as worker:
             worker.ask(name=name, folder=str(model.folder))
     if not model.bundle.is_dir():
-        command = [
-            sys.executable,
-            "-c",
-            "from headway_export.cli import app; app()",
-            "hf",
-            str(model.folder),
-            "--store",
-            str(model.store),
-        ]
-        command += ["--name", name, "--max-length", str(_LENGTHS.get(task, 512))]
+        flags = ["--name", name, "--max-length", str(_LENGTHS.get(task, 512))]
         evaluation = next(model.folder.glob("evaluation.*"), None)
-        command += ["--evaluation", str(evaluation)] if evaluation else []
-        command += [part for precision in precisions for part in ("--precision", precision)]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False, env=tree_environment(ROOT))
-        if ended.returncode:
-            raise ContestantError(f"{name} cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
+        flags += ["--evaluation", str(evaluation)] if evaluation else []
+        import_folder(model.folder, model.store, precisions, *flags)
     return model
+
+
+def import_folder(folder: Path, store: Path, precisions: Sequence[str], *flags: str) -> None:
+    """Imports a model folder into a store by the command that users have.
+
+    Raises:
+        ContestantError: It cannot be imported.
+    """
+    command = [sys.executable, "-c", "from headway_export.cli import app; app()", "hf", str(folder)]
+    command += ["--store", str(store), *(part for one in precisions for part in ("--precision", one)), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=tree_environment(ROOT))
+    if ended.returncode:
+        raise ContestantError(f"{folder} cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
 
 
 def _writer(name: str) -> Callable[[str, Path], None]:

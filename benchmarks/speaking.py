@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,8 +28,9 @@ import typer
 
 from benchmarks.contestants.headway import running_server
 from benchmarks.environments import python_of
+from benchmarks.huggingface import import_folder
 from benchmarks.machine import describe_run
-from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment, tree_environment
+from benchmarks.worker import ROOT, ContestantError, Worker, foreign_environment
 from headway_client import AsyncClient
 
 _PRECISIONS = ("int8", "fp32")
@@ -211,11 +210,7 @@ def _import_vits(folder: Path, store: Path) -> None:
     vocabulary.write_text(json.dumps({symbol: index for index, symbol in enumerate(symbols)}), encoding="utf-8")
     options: dict[str, Any] = {"phonemize": False, "pad_token": " ", "unk_token": "<unk>", "language": "eng"}
     transformers.VitsTokenizer(str(vocabulary), **options).save_pretrained(folder)
-    command = [sys.executable, "-c", "from headway_export.cli import app; app()", "hf", str(folder)]
-    command += ["--store", str(store), "--precision", "fp32"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=tree_environment(ROOT))
-    if ended.returncode:
-        raise ContestantError(f"VITS cannot be imported: {' | '.join(ended.stderr.strip().splitlines()[-3:])}")
+    import_folder(folder, store, ["fp32"])
 
 
 if __name__ == "__main__":

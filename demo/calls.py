@@ -35,12 +35,16 @@ class Calls:
         """
         typer.echo(f"{'Call':<24} {'asked':<25} {'answer':<25} {'expected':<15}    time")
         failed = _show(self._client, EXAMPLES)
-        return failed + _show(self._client, examples_of(images, audio), unchecked="yours")
+        return failed + _show(self._client, examples_of(images, audio), are_yours=True)
 
 
-def _show(client: Client, examples: Iterable[Example], *, unchecked: str = "shown") -> list[str]:
-    """Prints calls, what was asked, the answer, what was expected or `unchecked`, and the time of each example."""
+def _show(client: Client, examples: Iterable[Example], *, are_yours: bool = False) -> list[str]:
+    """Prints calls, what was asked, the answer, what was expected and the time of each example.
+
+    An answer that is not checked may be an error, unless it is that of a file of the user's.
+    """
     failed, without_model = [], []
+    unchecked = "yours" if are_yours else "shown"
     for example in examples:
         began_s = time.perf_counter()
         try:
@@ -48,7 +52,7 @@ def _show(client: Client, examples: Iterable[Example], *, unchecked: str = "show
             mark = "·" if not example.expected else "✓" if example.expected in answer else "✗"
         except (HeadwayError, IndexError, OSError) as error:
             reason = error.reason if isinstance(error, CallError) else ""
-            mark = "·" if reason in _UNANSWERED or (unchecked == "shown" and not example.expected) else "✗"
+            mark = "·" if reason in _UNANSWERED or not (example.expected or are_yours) else "✗"
             answer = _UNANSWERED.get(reason, "an empty answer" if isinstance(error, IndexError) else str(error))
             if reason == "WRONG_TASK" and not example.expected:
                 without_model.append(example.rpcs)

@@ -1,4 +1,4 @@
-"""Threads that run models: whether they make progress, and how they end."""
+"""Threads that run models: whose turn it is, whether they make progress, and how they end."""
 
 from __future__ import annotations
 

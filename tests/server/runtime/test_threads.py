@@ -1,4 +1,4 @@
-"""The heartbeat of threads that run models, and ending them in a bounded time."""
+"""Turns and heartbeat of threads that run models, and ending them in a bounded time."""
 
 import threading
 import time
@@ -87,10 +87,9 @@ def test_several_things_are_closed_at_once():
 
 
 def test_threads_take_turns_in_the_order_in_which_they_came():
-    turns, entered, waits = Turns(1), [], []
+    turns, entered = Turns(1), []
 
     def wait():
-        waits.append(True)
         with turns:
             entered.append("waiting")
 
